@@ -109,13 +109,24 @@ class RecordingGroup(ProcessGroup):
                     "Make tensors with device=course_lib.device(), or move them with .to()."
                 )
 
+    def has(self, what: str, peer: int) -> None:
+        """Refuse a peer that is not in the group: gloo would wait for it in its store."""
+        if not 0 <= peer < self.my_size:
+            raise CommunicationError(
+                f"rank {self.ranks[self.my_rank]} would {what} rank {peer}, but a rank's number in this "
+                f"group is one of 0 .. {self.my_size - 1}. To go around a ring, count modulo the number of "
+                "ranks, as in (rank - 1) % n."
+            )
+
     # ---- messages
 
     def send(self, tensors: list, dst: int, tag: int = 0) -> Work | None:
+        self.has("send to", dst)
         call = _method_of(self, "send", tensors, dst, tag)
         return _record(self, "send", call, tensors, size(tensors), dst, tag)
 
     def recv(self, tensors: list, src: int, tag: int = 0) -> Work | None:
+        self.has("receive from", src)
         call = _method_of(self, "recv", tensors, src, tag)
         return _record(self, "recv", call, tensors, size(tensors), src, tag)
 

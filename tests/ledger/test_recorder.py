@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from course_lib import launch
+from course_lib import RankError, launch
 from course_lib.ledger import rows
 from course_lib.ledger.booking import logical_bytes
 from course_lib.ledger.ledger import Ledger
@@ -181,6 +181,18 @@ class Tiny(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.layers(x)
+
+
+@pytest.mark.parametrize("peer", [-1, 2])
+def test_a_peer_that_is_not_in_the_group_is_named(peer: int) -> None:
+    """gloo would look for rank -1 in its store, and say nothing of a rank."""
+
+    def body() -> None:
+        if dist.get_rank() == 0:
+            dist.recv(torch.ones(1), group=dist.group.WORLD, group_src=peer)
+
+    with pytest.raises(RankError, match=rf"rank 0 would receive from rank {peer}, but .* one of 0 \.\. 1"):
+        launch(body, world_size=2)
 
 
 def test_ddp_in_cpp_is_seen() -> None:

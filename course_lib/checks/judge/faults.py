@@ -43,6 +43,11 @@ WORLD = (
 COPY = "A rank cannot send to itself, so copy what it keeps."
 OUTSIDE = re.compile(r"not part of group|is not in group|not in the group")
 WITHIN = re.compile(r"Group rank \d+ is not part of group")
+BELOW = re.compile(r"Group rank -\d+ is not part of group")
+MODULO = (
+    "A rank's number within a group is one of 0 .. size - 1, so count modulo the number of ranks, as in "
+    "(rank - 1) % n."
+)
 WORLD_RANKS = (
     "In torch.distributed, `src` and `dst` are ranks of the whole world, even within a group. Translate "
     "them with dist.get_global_rank(group, r), or pass group_src= and group_dst= (group_peer= for a "
@@ -67,6 +72,10 @@ RECORDED = (  # the recorder's own sentences in general words, for hidden cases,
     (
         r"two ends of a message differ",
         "A message and the buffer it is received into must have the same size and dtype.",
+    ),
+    (
+        r"number in this group is one of",
+        "A peer must be a rank of the group, so count modulo the number of ranks, as in (rank - 1) % n.",
     ),
     (r"was changed before wait", "A tensor that is being sent must not change before its wait()."),
     (r"returned without waiting for", "Call wait() on every handle before the function returns."),
@@ -143,6 +152,8 @@ def peer_hint(case: Case, text: str) -> str:
     """No group at all, a peer outside the group, or the rank itself: the last two come of the wrong count."""
     if NO_GROUP.search(text):
         return WORLD
+    if BELOW.search(text):
+        return MODULO
     if WITHIN.search(text):
         return GROUP_RANKS
     if OUTSIDE.search(text) or (case.groups and TO_ITSELF.search(text)):

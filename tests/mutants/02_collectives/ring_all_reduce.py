@@ -493,7 +493,7 @@ def ring_all_reduce(tensor, group=None):
     flat = tensor.contiguous().view(-1)
     chunks = flat.tensor_split(n)
     for k in range(2 * n - 1):
-        last = k if k < n else k - 1
+        last = k % n
         sent, changed = chunks[(rank - last) % n], chunks[(rank - last - 1) % n]
         received = torch.empty_like(changed)
         messages = []

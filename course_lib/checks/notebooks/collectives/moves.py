@@ -203,7 +203,7 @@ def to_all_trouble(case: kit.Case, kind: str, text: str) -> str:
             "In round k, rank r sends to r + k and receives from r - k at the same time, whereas pairs "
             "with r ^ k fit only powers of two. Post send and receive together (batch_isend_irecv)."
         )
-    if kind == "error" and re.search("out of range|nvalid (source|destination) rank", text.splitlines()[0]):
+    if kind == "error" and re.search("out of range|in this group is one of", text.splitlines()[0]):
         return (
             "Ranks and chunks end at N - 1, so count mod N: send to r + k and receive from r - k. (With r ^ "
             "k, some partners do not exist unless N is a power of two.)"

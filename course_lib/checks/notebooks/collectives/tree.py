@@ -63,7 +63,7 @@ def broadcast_trouble(case: kit.Case, kind: str, text: str) -> str:
         return dtype
     if case.groups and (kind == "error" or "finished" in text.splitlines()[0]):
         return IN_A_GROUP
-    waits_in = set(re.findall(r"is in (\w+)\(", text))
+    waits_in = set(re.findall(r"rank \d+: in (\w+)\(", text))
     n = case.world_size
     if kind == "deadlock" and "finished" in text.splitlines()[0] and waits_in == {"send"} and n & (n - 1):
         return (
@@ -81,7 +81,7 @@ def broadcast_trouble(case: kit.Case, kind: str, text: str) -> str:
             "A rank must have the value before it sends it, so first receive from the parent, then send to "
             "the children. A child does not have the value yet. In round k, it is the rank 2**k further."
         )
-    if kind == "error" and "invalid" in text.lower():
+    if kind == "error" and re.search("invalid|in this group is one of", text.lower()):
         return (
             "Not every rank has a child in every round, because the last round is cut short if N is not a "
             "power of two."

@@ -87,7 +87,7 @@ def trouble(case_of_it: kit.Case, kind: str, text: str) -> str:
         )
     if "is on the compute graph" in text or "requires grad. Only Tensors" in text:
         return "Send tensors without a graph: output.detach()."
-    if "tuple index out of range" in text or "nvalid destination rank" in text:
+    if "number in this group is one of" in text or "nvalid destination rank" in text:
         return (
             "Is something sent to a rank that does not exist? Before the first stage and behind the last "
             "there is no rank, so look at stage.first and stage.last."
