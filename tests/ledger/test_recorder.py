@@ -191,7 +191,9 @@ def test_a_peer_that_is_not_in_the_group_is_named(peer: int) -> None:
         if dist.get_rank() == 0:
             dist.recv(torch.ones(1), group=dist.group.WORLD, group_src=peer)
 
-    with pytest.raises(RankError, match=rf"rank 0 would receive from rank {peer}, but .* one of 0 \.\. 1"):
+    with pytest.raises(
+        RankError, match=rf"rank 0 would receive from rank {peer}, but .* one of 0 \.\. 1"
+    ):
         launch(body, world_size=2)
 
 

@@ -208,7 +208,7 @@ def all_gather(output, input, group=None):
 
 
 # %% wrong: the left neighbour of rank 0 is rank -1
-# is: slip
+# is: form
 # says: number in this group is one of 0 \.\. 3\. To go around a ring
 def all_gather(output, input, group=None):
     rank, n = dist.get_rank(group), dist.get_world_size(group)

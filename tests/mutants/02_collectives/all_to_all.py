@@ -196,7 +196,7 @@ def all_to_all(output, input, group=None):
 
 
 # %% wrong: receives from the rank that it sends to
-# is: slip
+# is: form
 # says: Both ends of a message must name each other in the same round
 def all_to_all(output, input, group=None):
     rank, n = dist.get_rank(group), dist.get_world_size(group)
@@ -211,7 +211,7 @@ def all_to_all(output, input, group=None):
 
 
 # %% wrong: rank r + k without the modulus
-# is: slip
+# is: form
 # says: Ranks and chunks end at N - 1, so count mod N
 def all_to_all(output, input, group=None):
     rank, n = dist.get_rank(group), dist.get_world_size(group)

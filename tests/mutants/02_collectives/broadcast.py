@@ -265,7 +265,7 @@ def broadcast(tensor, src, group=None):
 
 
 # %% wrong: places beyond the last wrap around
-# is: slip
+# is: form
 # says: so the last round is cut short: send only if
 def broadcast(tensor, src, group=None):
     rank, n = dist.get_rank(group), dist.get_world_size(group)

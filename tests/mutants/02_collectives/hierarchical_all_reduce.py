@@ -254,7 +254,7 @@ def hierarchical_all_reduce(tensor, intra_group, inter_group):
 
 
 # %% wrong: the last step gathers across the nodes
-# is: slip
+# is: form
 # says: first and the last step both run inside the node|A shard is 1/g of the tensor|gathers in intra_group
 def ring(tensor, group):
     rank, n = dist.get_rank(group), dist.get_world_size(group)

@@ -193,7 +193,8 @@ def to_all_trouble(case: kit.Case, kind: str, text: str) -> str:
         return strided
     if dtype := other_dtype(kind, text):
         return dtype
-    if kind == "deadlock" and "batch_isend_irecv" in text and "^" not in text:
+    together = re.search(r"\n +at [^\n]*batch_isend_irecv", text)  # where a rank waits
+    if kind == "deadlock" and together and "^" not in text:
         return (
             "Both ends of a message must name each other in the same round. In round k, rank r sends to r + "
             "k and receives from r - k, mod N."

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from course_lib.checks import kit, words
-from course_lib.checks.notebooks.collectives.record import sends, sent_wider, turned_left
+from course_lib.checks.notebooks.collectives.record import a_round_more, sends, sent_wider, turned_left
 from course_lib.checks.notebooks.collectives.shards import NOT_AGREED
 from course_lib.checks.notebooks.collectives.sums import (
     REFERENCE,
@@ -144,10 +144,11 @@ def ring_all_reduce(draw: kit.Draw) -> Iterator[kit.Case]:
     def traffic(n: int, numel: int, suffix: str, weight: float) -> list[kit.Line]:
         least = [exact_bytes("ring_all_reduce", n, numel, 4, rank) for rank in range(n)]
         most = rounds("ring_all_reduce", n)
+        sent = kit.bytes_line(
+            least, hint=ring_cost, weight=weight, title=f"bytes sent{suffix}", point=MANY_MORE
+        )
         return [
-            kit.bytes_line(
-                least, hint=ring_cost, weight=weight, title=f"bytes sent{suffix}", point=MANY_MORE
-            ),
+            a_round_more(sent, most, -(-numel // n) * 4),
             kit.rounds_line(most, hint=ring_rounds, title=f"rounds{suffix}", each_way=True),
         ]
 

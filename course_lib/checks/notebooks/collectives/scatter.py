@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from course_lib.checks import kit, words
-from course_lib.checks.notebooks.collectives.record import sends, turned_left
+from course_lib.checks.notebooks.collectives.record import a_round_more, sends, turned_left
 from course_lib.checks.notebooks.collectives.shards import (
     OVERWRITE,
     ShardHint,
@@ -130,7 +130,7 @@ def cost(n: int, chunk: int, suffix: str = "") -> list[kit.Line]:
         whole = not finding.ok and max(messages, default=0) >= 4 * n * chunk
         return replace(finding, misses_point=True) if whole else finding
 
-    return [replace(sent, judge=judge), *others]
+    return [a_round_more(replace(sent, judge=judge), n - 1, 4 * chunk), *others]
 
 
 @kit.exercise(points=8, objects=("reduce_scatter",), references=REFERENCE, hint=ring_trouble, point=CHUNKS)
