@@ -53,7 +53,7 @@ def all_to_all(output, input, group=None):
 
 # %% wrong: pairs by exclusive or
 # is: slip
-# says: only powers of two|unless N is a power of two
+# says: only for powers of two|unless N is a power of two
 def all_to_all(output, input, group=None):
     rank, n = dist.get_rank(group), dist.get_world_size(group)
     outgoing, incoming = [c.contiguous() for c in input.chunk(n)], output.chunk(n)
@@ -197,7 +197,7 @@ def all_to_all(output, input, group=None):
 
 # %% wrong: receives from the rank that it sends to
 # is: form
-# says: Both ends of a message must name each other in the same round
+# says: Both ends of a message must name each other
 def all_to_all(output, input, group=None):
     rank, n = dist.get_rank(group), dist.get_world_size(group)
     outgoing, incoming = [c.contiguous() for c in input.chunk(n)], output.chunk(n)

@@ -193,16 +193,11 @@ def to_all_trouble(case: kit.Case, kind: str, text: str) -> str:
         return strided
     if dtype := other_dtype(kind, text):
         return dtype
-    together = re.search(r"\n +at [^\n]*batch_isend_irecv", text)  # where a rank waits
-    if kind == "deadlock" and together and "^" not in text:
-        return (
-            "Both ends of a message must name each other in the same round. In round k, rank r sends to r + "
-            "k and receives from r - k, mod N."
-        )
     if kind == "deadlock":
         return (
-            "In round k, rank r sends to r + k and receives from r - k at the same time, whereas pairs "
-            "with r ^ k fit only powers of two. Post send and receive together (batch_isend_irecv)."
+            "In round k, rank r sends to r + k and receives from r - k. Post send and receive together "
+            "(batch_isend_irecv). Both ends of a message must name each other, and pairs with r ^ k do so "
+            "only for powers of two."
         )
     if kind == "error" and re.search("out of range|in this group is one of", text.splitlines()[0]):
         return (
