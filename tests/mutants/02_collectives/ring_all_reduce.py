@@ -509,7 +509,7 @@ def ring_all_reduce(tensor, group=None):
 
 # %% wrong: what arrives in the first phase is never added
 # is: slip
-# says: or the first phase never adds what arrives
+# says: It also happens if the first phase never adds what arrives
 def ring_all_reduce(tensor, group=None):
     rank, n = dist.get_rank(group), dist.get_world_size(group)
     flat = tensor.contiguous().view(-1)

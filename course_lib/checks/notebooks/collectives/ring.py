@@ -63,9 +63,9 @@ def phase_hint(mistakes: list[kit.Mistake], n: int, numel: int, observed: kit.Ob
         )
     if signs <= {"copy", "own"} and "copy" in signs:
         return (
-            "Chunks with a single rank's value went around the ring. Either the second phase starts from "
-            "the chunk each rank began with instead of the chunk it finished, or the first phase never adds "
-            "what arrives: receive into a buffer, wait(), then add it to the rank's own chunk."
+            "Chunks with a single rank's value went around the ring. This happens if the second phase "
+            "starts from the chunk each rank began with instead of the chunk it finished. It also happens if "
+            "the first phase never adds what arrives, or adds it before wait()."
         )
     if signs & {"moved", "moved_copy"}:
         return (
