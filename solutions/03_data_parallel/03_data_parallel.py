@@ -523,10 +523,10 @@ class NaiveDataParallel(nn.Module):
 
 
 # %% [markdown]
-# <details><summary>Hint: broadcasting</summary>A broadcast writes into a tensor in place, which autograd does
-# not allow if the tensor is a parameter that requires a gradient. But <code>p.detach()</code> shares the
-# parameter's memory, and you can write into it. <code>dist.broadcast(t, group_src=0, group=group)</code>
-# starts from the first rank of the group.</details>
+# <details><summary>Hint: broadcasting</summary>A broadcast writes into a tensor in place. Autograd should not
+# see this if the tensor is a parameter that requires a gradient (PyTorch warns about it). So broadcast
+# <code>p.detach()</code>, which shares the parameter's memory. <code>dist.broadcast(t, group_src=0,
+# group=group)</code> starts from the first rank of the group.</details>
 # <details><summary>Hint: the mean</summary><code>dist.all_reduce</code> sums, so divide by
 # <code>dist.get_world_size(group)</code>, but only once, before or after the call.
 # (<code>op=dist.ReduceOp.AVG</code> sums and divides. NCCL always supports it, but gloo only in some
