@@ -792,3 +792,78 @@ class BucketedDataParallel(torch.nn.Module):
                 for q, part in zip(self.order[first:last], flat.split(sizes)):
                     q.grad.copy_(part.reshape(q.shape))
         self.ready, self.messages = [False] * len(self.order), []
+
+
+# %% wrong: buckets travel in float32, whatever the gradients are
+# is: detail
+# says: right to the digits of float32, but these gradients are float64
+# base: what the wrong ones change
+-            flat = torch.cat([g.flatten() for g in grads])
++            flat = torch.cat([g.flatten() for g in grads]).float()
+@@
+-                p.grad = part.view_as(p)
++                p.grad = part.view_as(p).to(p.dtype)
+
+
+# %% wrong: means are copied back only where a gradient was
+# is: detail
+# says: gets the mean as well, so store the mean
+# base: what the wrong ones change
+-                p.grad = part.view_as(p)
++                if p.grad is not None:
++                    p.grad.copy_(part.view_as(p))
+
+
+# %% wrong: no_sync returns without a yield
+# is: form
+# says: needs a generator below @contextlib.contextmanager
+# base: what the wrong ones change
+-        @contextlib.contextmanager
+-        def silent():
+-            self.quiet = True
+-            yield
+-            self.quiet = False
++        @contextlib.contextmanager
++        def silent():
++            self.quiet = True
+
+
+# %% wrong: the size of a bucket is counted in elements
+# is: slip
+# says: so large a bucket is complete only late
+# base: what the wrong ones change
+-            if not self.buckets or filled + p.nbytes > bucket_bytes:
++            if not self.buckets or filled + p.numel() > bucket_bytes:
+@@
+-            filled += p.nbytes
++            filled += p.numel()
+
+
+# %% wrong: four bytes for each element, whatever its dtype
+# is: detail
+# says: so large a bucket is complete only late
+# base: what the wrong ones change
+-            if not self.buckets or filled + p.nbytes > bucket_bytes:
++            if not self.buckets or filled + 4 * p.numel() > bucket_bytes:
+@@
+-            filled += p.nbytes
++            filled += 4 * p.numel()
+
+
+# %% wrong: a bucket with exactly bucket_bytes is split
+# is: detail
+# says: Buckets were closed too early
+# base: what the wrong ones change
+-            if not self.buckets or filled + p.nbytes > bucket_bytes:
++            if not self.buckets or filled + p.nbytes >= bucket_bytes:
+
+
+# %% wrong: a list says whether a parameter has arrived
+# is: form
+# says: Keep parameters in a set or a dict
+# base: what the wrong ones change
+-        self.missing = [set(bucket) for bucket in self.buckets]
++        self.missing = [list(bucket) for bucket in self.buckets]
+@@
+-        self.missing[self.place[p]].discard(p)
++        self.missing[self.place[p]].remove(p)

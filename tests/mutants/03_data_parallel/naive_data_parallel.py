@@ -426,3 +426,47 @@ class NaiveDataParallel(torch.nn.Module):
                 own = torch.zeros_like(p) if p.grad is None else p.grad
                 p.grad = own / self.n
                 dist.all_reduce(p.grad, group=self.group, async_op=True)
+
+
+# %% wrong: all gradients in one flat tensor, which is float32
+# is: detail
+# says: right to the digits of float32, but these gradients are float64
+# base: what the wrong ones change
+-        for p in self.module.parameters():
+-            if not p.requires_grad:
+-                continue
+-            if p.grad is None:
+-                p.grad = torch.zeros_like(p)
+-            dist.all_reduce(p.grad, group=self.group)
+-            p.grad /= n
++        held = [p for p in self.module.parameters() if p.requires_grad]
++        flat = torch.zeros(sum(p.numel() for p in held))
++        parts = flat.split([p.numel() for p in held])
++        for p, part in zip(held, parts):
++            if p.grad is not None:
++                part.copy_(p.grad.flatten())
++        dist.all_reduce(flat, group=self.group)
++        for p, part in zip(held, parts):
++            p.grad = (part / n).view_as(p).to(p.dtype)
+
+
+# %% wrong: a rank that sends zeros does not keep the mean
+# is: detail
+# says: gets the mean as well, so store the mean
+# base: what the wrong ones change
+-            if p.grad is None:
+-                p.grad = torch.zeros_like(p)
+-            dist.all_reduce(p.grad, group=self.group)
+-            p.grad /= n
++            grad = torch.zeros_like(p) if p.grad is None else p.grad
++            dist.all_reduce(grad, group=self.group)
++            grad /= n
+
+
+# %% wrong: summed on the first rank, and broadcast from there
+# is: slip
+# says: One all-reduce does both
+# base: what the wrong ones change
+-            dist.all_reduce(p.grad, group=self.group)
++            dist.reduce(p.grad, group_dst=0, group=self.group)
++            dist.broadcast(p.grad, group_src=0, group=self.group)

@@ -59,23 +59,26 @@ def sizes(run: Training) -> list[int]:
 
 def not_too_large(run: Training, most: int) -> kit.Line:
     """No bucket exceeds bucket_bytes, but one that holds a single larger parameter."""
-    enough = max(most, *sizes(run))
 
     def judge(observed: kit.Observed) -> kit.Finding:
-        for rank in range(observed.world_size):
-            largest = max(
-                (operation.nbytes for ops in by_step(observed, rank)[1] for operation in ops), default=0
-            )
-            if largest > enough:
-                return kit.wrong(
-                    f"a message of {words.number(largest)} bytes was sent, but bucket_bytes is "
-                    f"{words.number(most)}.",
-                    "Close a bucket before the next gradient would make it too large.",
-                    cause="too large",
-                )
-        return kit.RIGHT
+        if (largest := too_large(run, most, observed)) is None:
+            return kit.RIGHT
+        return kit.wrong(
+            f"a message of {words.number(largest)} bytes was sent, but bucket_bytes is {words.number(most)}.",
+            "Close a bucket before the next gradient would make it too large. A bucket's size is a sum of "
+            "bytes, which are p.nbytes for a parameter.",
+            cause="too large",
+        )
 
     return kit.Line("no bucket above bucket_bytes", judge, 1, "communication")
+
+
+def too_large(run: Training, most: int, observed: kit.Observed) -> int | None:
+    """The bytes of the largest message, if no bucket may have as many."""
+    ranks = range(observed.world_size)
+    steps = (operations for rank in ranks for operations in by_step(observed, rank)[1])
+    largest = max((operation.nbytes for operations in steps for operation in operations), default=0)
+    return largest if largest > max(most, *sizes(run)) else None
 
 
 def leave_early(
@@ -101,12 +104,25 @@ def leave_early(
         for rank in range(observed.world_size):
             finding = one_rank(observed, rank)
             if not finding.ok:
-                return finding
-        finding = overlap_line.judge(observed)
+                return filled_too_much(finding, observed)
+        finding = filled_too_much(overlap_line.judge(observed), observed)
         if not finding.ok:
             return finding
         sent = no_more.judge(observed)
         return kit.RIGHT if sent.ok else sent
+
+    def filled_too_much(finding: kit.Finding, observed: kit.Observed) -> kit.Finding:
+        """The finding; where buckets of one step are too large and therefore leave late, it says so."""
+        if finding.cause not in ("late", "after backward"):
+            return finding
+        if (largest := too_large(run, most, observed)) is None:
+            return finding
+        return kit.wrong(
+            finding.sentences[0],
+            f"A message has {words.number(largest)} bytes, although bucket_bytes is {words.number(most)}, "
+            "and so large a bucket is complete only late. Add up bytes, which are p.nbytes for a parameter.",
+            cause="too large, so late",
+        )
 
     def one_rank(observed: kit.Observed, rank: int) -> kit.Finding:
         before, (start, ops) = 0, by_step(observed, rank)
@@ -166,8 +182,8 @@ def after_no_sync(run: Training, most: int) -> kit.Line:
         return kit.wrong(
             "the last microbatch runs outside of no_sync(), but nothing had been sent when its backward "
             "reached the first block.",
-            "no_sync() switches the exchange off, and has to switch it on again when it ends, so reset the "
-            "flag after `yield`, in a `finally`.",
+            "If buckets leave in time in the run without no_sync(), it has to switch the exchange on again "
+            "when it ends, so reset the flag after `yield`, in a `finally`.",
             cause="after backward",
         )
 
@@ -212,7 +228,7 @@ def bucketed_data_parallel(draw: kit.Draw) -> Iterator[kit.Case]:
             same_start(run, "all ranks start from rank 0's parameters"),
             right_values(
                 run, "grad", "gradients are the mean, 3 ranks, SGD: frozen, tied, used twice", 3,
-                otherwise=UNKNOWN,
+                otherwise=UNKNOWN, strict=True,
             ),
             right_values(run, "param", "and so are the parameters after each step"),
             its_own_work(),
@@ -278,6 +294,8 @@ def overlapping(draw: kit.Draw, n: int) -> kit.Case:
             messages_in_step(
                 count, "bucket",
                 hint="Copy the gradients of a bucket into one flat tensor and all-reduce that.",
+                fewer="Buckets were closed too early. A bucket can have exactly bucket_bytes, and the size "
+                "of a new bucket begins with its first parameter's bytes.",
                 weight=1,
                 point=len(sizes(run)),
             ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from course_lib.checks import kit
@@ -11,6 +12,7 @@ from course_lib.checks.notebooks.data_parallel.replicas import (
     SECONDS,
     only_later,
     read_too_early,
+    to_float32,
     training,
 )
 
@@ -23,12 +25,18 @@ def in_a_group(draw: kit.Draw, sum_of: str = "bucket", **more: Any) -> kit.Case:
     title = f"group {{{', '.join(map(str, MEMBERS))}}} of {WORLD} ranks"
     n = len(MEMBERS)
     mistakes = [*training_runs.common(n), training_runs.whole_world(n, WORLD), read_too_early(n, sum_of)]
-    same_values = kit.both(
-        *(
-            training_runs.same_as_one_process(what, run, title, mistakes=mistakes).judge
-            for what in ("start", "grad", "param")
-        )
-    )
+
+    def as_exact(what: str) -> Callable[[kit.Observed], kit.Finding]:
+        line = training_runs.same_as_one_process(what, run, title, mistakes=mistakes)
+
+        def judge(observed: kit.Observed) -> kit.Finding:
+            finding = line.judge(observed)
+            less = not finding.ok and what != "start" and to_float32(run, what, observed)
+            return kit.RIGHT if less else finding
+
+        return judge
+
+    same_values = kit.both(*(as_exact(what) for what in ("start", "grad", "param")))
 
     def judge(observed: kit.Observed) -> kit.Finding:
         finding = same_values(observed)

@@ -37,7 +37,7 @@ def naive_data_parallel(draw: kit.Draw) -> Iterator[kit.Case]:
             same_start(run, "all ranks start from rank 0's parameters", 1.5),
             right_values(
                 run, "grad", "gradients are the mean, 3 ranks, SGD: frozen, tied, used twice", 3,
-                sum_of=SUM_OF,
+                sum_of=SUM_OF, strict=True,
             ),
             right_values(run, "param", "and so are the parameters after each step", sum_of=SUM_OF),
             its_own_work(),

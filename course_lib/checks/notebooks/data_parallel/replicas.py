@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
+from math import prod
 from typing import Any
 
 import torch
@@ -20,6 +21,10 @@ SGD = ("SGD", {"lr": 0.1, "momentum": 0.9})
 ADAMW = ("AdamW", {"lr": 0.05})
 NOTHING = "Each rank went on with the gradients of its own data"
 SUMS = ("all_reduce", "reduce_scatter")
+NARROW = {  # dtypes with fewer digits, of a run's dtype
+    torch.float64: {"float32", "bfloat16", "float16"},
+    torch.float32: {"bfloat16", "float16"},
+}
 SECONDS = 20.0  # four ranks on two busy cores import their optimizers first
 
 Hint = Callable[[float, kit.Observed], str]
@@ -73,11 +78,13 @@ def right_values(
     weight: float = 1.0,
     otherwise: str = "",
     sum_of: str = "bucket",
+    strict: bool = False,
     **more: Any,
 ) -> kit.Line:
     """`same_as_one_process`; if the ranks exchanged something that is not a gradient, it says so.
 
-    otherwise: the hint if no known mistake explains the values; sum_of: a word for each sum over the ranks.
+    otherwise: the hint if no known mistake explains the values; sum_of: a word for each sum over the ranks;
+    strict: gradients in float64 that went through float32 are wrong, which one line of an exercise says.
     """
     n = run.world_size
     mistakes = [*training_runs.common(n), read_too_early(n, sum_of), left_under_no_sync()]
@@ -89,6 +96,10 @@ def right_values(
             return finding
         if "start" in run.tell and not (start := same_start(run, title).judge(observed)).ok:
             return start
+        if to_float32(run, what, observed):
+            return kit.wrong(finding.sentences[0], LESS_EXACT, cause=LESS_EXACT) if strict else kit.RIGHT
+        if not_stored(run, observed):
+            return kit.wrong(finding.sentences[0], NOT_STORED, cause=NOT_STORED)
         if only_later(run, what, observed):
             return kit.wrong(finding.sentences[0], AGAIN, cause="only later")
         if left_early(run, observed):
@@ -122,6 +133,43 @@ def only_later(run: Training, what: str, observed: kit.Observed) -> bool:
     expected = training_runs.kind(f"{what}.0", train(run))
     ranks = (observed.tensors[rank] for rank in training_runs.members(observed))
     return not any(training_runs.differing(tensors, expected, run.dtype) for tensors in ranks)
+
+
+LESS_EXACT = (
+    "The values are right to the digits of float32, but these gradients are float64. Give a tensor of your "
+    "own the gradients' dtype, as torch.zeros_like(p) and torch.zeros(size, dtype=p.dtype) do."
+)
+
+
+def to_float32(run: Training, what: str, observed: kit.Observed) -> bool:
+    """A run in float64 has one process's values on every rank, but only as exactly as float32 has them."""
+    if run.dtype != torch.float64:
+        return False
+    everything = train(run)
+    expected, starts = training_runs.kind(what, everything), training_runs.kind("start", everything)
+    ranks = (observed.tensors[rank] for rank in training_runs.members(observed))
+    return not any(
+        training_runs.differing(tensors, expected, torch.float32, starts if what == "param" else {})
+        for tensors in ranks
+    )
+
+
+NOT_STORED = (
+    "All ranks took part in the sums, but a rank without a gradient still has none afterwards. It sends "
+    "zeros, and gets the mean as well, so store the mean in its `.grad`."
+)
+
+
+def not_stored(run: Training, observed: kit.Observed) -> bool:
+    """Every rank summed as much in the first step, but one has no gradient where the mean is not zero."""
+    expected = training_runs.kind("grad.0", train(run))
+    due = {name for name, tensor in expected.items() if tensor.count_nonzero()}
+    ranks = training_runs.members(observed)
+    summed = {
+        sum(operation.nbytes for operation in by_step(observed, rank)[1][0] if operation.op in SUMS)
+        for rank in ranks
+    }
+    return len(summed) == 1 and any(due.intersection(observed.values[rank].without) for rank in ranks)
 
 
 def read_too_early(n: int, sum_of: str) -> training_runs.Mistake:
@@ -214,18 +262,17 @@ def unused_parameter(draw: kit.Draw, title: str = "a parameter that nothing uses
 
 def all_leave(run: Training, line: kit.Line) -> kit.Line:
     """The line; if it is wrong because too few gradients were summed, it says so."""
-    used = sum(p.numel() for name, p in trained(run).items() if not name.startswith("unused"))
-    due = used * run.dtype.itemsize
+    due = sum(p.numel() for name, p in trained(run).items() if not name.startswith("unused"))
 
     def judge(observed: kit.Observed) -> kit.Finding:
         finding = line.judge(observed)
         for rank in range(observed.world_size) if not finding.ok else ():
             summed = sum(
-                operation.nbytes for operation in by_step(observed, rank)[1][0] if operation.op in SUMS
+                prod(operation.shape) for operation in by_step(observed, rank)[1][0] if operation.op in SUMS
             )
             if 0 < summed < due:
                 return kit.wrong(
-                    f"rank {rank} summed only {words.number(summed)} of the {words.number(due)} bytes of "
+                    f"rank {rank} summed only {words.number(summed)} of the {words.number(due)} elements of "
                     "its gradients.",
                     NEVER_LEFT,
                     cause=NEVER_LEFT,
@@ -250,7 +297,8 @@ def some_ranks_only(
     """In each step the middle block is used by one of two ranks."""
     turns = [[1, -1], [-1, 1]]
     run = training(draw, 2, {"name": "sometimes", "width": 3}, signs=turns, **more)
-    line = right_values(run, "grad", title, 1.5, otherwise=SOME_RANKS, sum_of=sum_of)
+    otherwise = f"If the other runs are right, note the difference: {SOME_RANKS[0].lower()}{SOME_RANKS[1:]}"
+    line = right_values(run, "grad", title, 1.5, otherwise=otherwise, sum_of=sum_of)
     return wrapper_case(title, run, [line])
 
 
@@ -260,6 +308,16 @@ def broken_off(case: kit.Case, kind: str, text: str) -> str:
         return training_runs.group_trouble(case, text)
     if "some ranks" in case.title and kind in ("deadlock", "error", "timeout"):
         return SOME_RANKS
+    if "not an iterator" in text or "context manager protocol" in text:
+        return (
+            "`with model.no_sync():` needs a generator below @contextlib.contextmanager. Keep that line, and "
+            "write one `yield` where the body of the `with` runs."
+        )
+    if "Boolean value of Tensor" in text:
+        return (
+            "`in` a list and `==` compare the elements of tensors. Keep parameters in a set or a dict, which "
+            "tell them apart as objects, or compare them with `is`."
+        )
     if "NoneType" in text:
         return (
             "Some parameters have no gradient, so p.grad is None. Skip frozen parameters, and send zeros "
@@ -335,6 +393,16 @@ def gradients_sent(
             )
         if abs(ratio - 2) < 0.01:
             return "Every gradient was sent twice. A hook that is registered twice fires twice."
+        if narrow := sorted({o.dtype for o in observed.operations[0] if o.op in SUMS} & NARROW[run.dtype]):
+            return (
+                f"The gradients are {str(run.dtype)[6:]}, but they travelled as {narrow[0]}. A sum in fewer "
+                "digits is less exact, so give a tensor of your own the gradients' dtype."
+            )
+        if ratio < 1 and any(o.op in ("reduce", "broadcast") for o in by_step(observed, 0)[1][0]):
+            return (
+                "The gradients are summed on one rank and sent from there to the others. One all-reduce "
+                "does both, with the same bytes on every rank."
+            )
         if ratio < 1:
             return "The gradients came another way than by the group, or not at all."
         return (
@@ -346,9 +414,12 @@ def gradients_sent(
 
 
 def messages_in_step(
-    most: int, what: str, *, hint: str = "", weight: float = 0.5, point: float = float("inf")
+    most: int, what: str, *, hint: str = "", fewer: str = "", weight: float = 0.5, point: float = float("inf")
 ) -> kit.Line:
-    """At most so many collectives in each step. point: from so many on, the exercise's point is missed."""
+    """At most so many collectives in each step.
+
+    point: from so many on, the exercise's point is missed; fewer: the hint below that, else `hint`.
+    """
 
     def judge(observed: kit.Observed) -> kit.Finding:
         for rank in range(observed.world_size):
@@ -358,7 +429,7 @@ def messages_in_step(
                     return kit.wrong(
                         f"in step {step + 1} rank {rank} started {words.counted(count, 'operation')}, but "
                         f"{words.counted(most, what)} need {words.number(most)}. Each costs a latency.",
-                        hint,
+                        fewer if fewer and count < point else hint,
                         cause="operations",
                         misses_point=count >= point,
                     )
