@@ -259,3 +259,39 @@ def topk_all_reduce(tensor, fraction, error, group=None):
     kept[top] = 0
     error.copy_(kept.view_as(error))
     tensor.copy_((sums / senders.clamp(min=1)).view_as(tensor))
+
+
+# %% wrong: computed and sent in float64
+# is: detail
+# says: The values travel as float64
+# base: what the wrong ones change
+-    asked = (tensor + error).flatten()
++    asked = (tensor.double() + error.double()).flatten()
+@@
+-    all_values = torch.empty(n * k)
++    all_values = torch.empty(n * k, dtype=torch.float64)
+
+
+# %% wrong: magnitudes are sent, without their signs
+# is: slip
+# says: without their signs
+# base: what the wrong ones change
+-    indices = asked.abs().topk(k).indices
+-    values = asked[indices]
++    values, indices = asked.abs().topk(k)
+
+
+# %% wrong: the rest is 0 wherever any rank sent
+# is: slip
+# says: Elements that any rank sent are 0 in `error`
+# base: what the wrong ones change
+-    asked[indices] = 0
++    asked[all_indices.long()] = 0
+
+
+# %% wrong: k is rounded up
+# is: detail
+# says: k = max\(1, round\(fraction \* size\)\)
+# base: what the wrong ones change
+-    k = max(1, round(fraction * tensor.numel()))
++    k = max(1, math.ceil(fraction * tensor.numel()))
