@@ -212,3 +212,24 @@ def shard_indices(n, rank, world_size, epoch=0, *, shuffle=True, seed=0, drop_la
     most = math.floor(n / world_size) if drop_last else math.ceil(n / world_size)
     chosen = [(world_size - 1 - rank) + k * world_size for k in range(most)]
     return [int(place[c % n]) for c in chosen]
+
+
+# %% wrong: an array, of numpy's numbers
+# is: form
+# says: `.tolist\(\)` makes such a list
+def shard_indices(n, rank, world_size, epoch=0, *, shuffle=True, seed=0, drop_last=False):
+    import numpy
+
+    order = numpy.random.default_rng(seed + epoch).permutation(n) if shuffle else numpy.arange(n)
+    each = n // world_size if drop_last else math.ceil(n / world_size)
+    return numpy.resize(order, each * world_size)[rank::world_size]
+
+
+# %% wrong: the result is not returned
+# is: form
+# says: returns None
+def shard_indices(n, rank, world_size, epoch=0, *, shuffle=True, seed=0, drop_last=False):
+    generator = torch.Generator().manual_seed(seed + epoch)
+    order = torch.randperm(n, generator=generator).tolist() if shuffle else list(range(n))
+    each = n // world_size if drop_last else math.ceil(n / world_size)
+    [order[p % n] for p in range(rank, each * world_size, world_size)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from course_lib.checks import kit, words
 from course_lib.checks.notebooks.data_parallel.refused import SAMPLER
@@ -38,6 +38,14 @@ class Deal:
 
 
 Shards = list[list[int]]
+NO_INTS = (
+    "Return one list, of the samples of this rank, whose elements are int. From a tensor or an array, "
+    "`.tolist()` makes such a list."
+)
+A_TENSOR = (
+    "The result is a tensor, although a list of int is asked for. That costs nothing here, but the cell "
+    "after the check counts the samples wrongly, so return `.tolist()`."
+)
 
 
 class Asked:
@@ -69,8 +77,10 @@ class Asked:
             if answer.error is not None:
                 return raised(deal, *answer.error)
             indices = numbers(answer.value)
+            if answer.value is None:
+                return kit.wrong(f"{NAME} returns None.", "Does it end in a `return`?", cause="none")
             if indices is None:
-                return kit.wrong(f"{NAME} does not give a list of whole numbers.")
+                return kit.wrong(f"{NAME} does not give a list of whole numbers.", NO_INTS, cause="no ints")
             outside = [index for index in indices if not 0 <= index < deal.n]
             if outside:
                 return kit.wrong(
@@ -181,6 +191,19 @@ def line(title: str, asked: Asked, deals: Sequence[Deal], look: Look, weight: fl
         return kit.RIGHT
 
     return kit.Line(title, judge, weight)
+
+
+def noting_tensors(asked: Asked, inner: kit.Line) -> kit.Line:
+    """The line; where it is right, and the results are tensors, it says what does not work with these."""
+
+    def judge(observed: kit.Observed) -> kit.Finding:
+        finding = inner.judge(observed)
+        values = (observed.answer(k).value for k in range(len(asked.calls)))
+        if finding.ok and any(isinstance(value, dict) for value in values):
+            return replace(finding, sentences=(A_TENSOR,))
+        return finding
+
+    return replace(inner, judge=judge)
 
 
 def every_epoch_anew(asked: Asked, first: Deal, second: Deal) -> kit.Line:
@@ -297,7 +320,7 @@ def shard_indices(draw: kit.Draw) -> Iterator[kit.Case]:
     cut = asked.add(Deal(many, 4, 0, (("drop_last", True),)))
     deals = [uneven, even, few, alone, later]
     lines = [
-        line("together the ranks see every sample", asked, deals, everyone_sees, 2),
+        noting_tensors(asked, line("together the ranks see every sample", asked, deals, everyone_sees, 2)),
         line("no sample twice, but to fill up", asked, deals, nobody_twice, 1.5),
         line("equally many on every rank", asked, deals, equally_many, 1.5),
         every_epoch_anew(asked, uneven, later),
