@@ -169,6 +169,8 @@ def nothing_lost(on: kit.Setting, inputs: Inputs) -> Callable[[kit.Observed], ki
         unaided = inputs.tensor.sum(0) - inputs.n * result
         if bool(((errors.sum(0) - unaided).abs() <= near).all()):
             return NOT_ADDED
+        if not bool(((result - inputs.mean).abs() <= inputs.bound).all()):
+            return "`tensor` is not the mean, as the line above says, so the equation cannot hold either."
         if bool(((errors.sum(0) + lost).abs() <= near).all()):
             return "The sign is wrong: error = tensor + error, less the values sent."
         if bool(((errors.sum(0) - lost - inputs.error.sum(0)).abs() <= near).all()):

@@ -146,11 +146,16 @@ def to_float32(run: Training, what: str, observed: kit.Observed) -> bool:
     if run.dtype != torch.float64:
         return False
     everything = train(run)
-    expected, starts = training_runs.kind(what, everything), training_runs.kind("start", everything)
-    ranks = (observed.tensors[rank] for rank in training_runs.members(observed))
+    starts = training_runs.kind("start", everything)
     return not any(
-        training_runs.differing(tensors, expected, torch.float32, starts if what == "param" else {})
-        for tensors in ranks
+        training_runs.differing(
+            observed.tensors[rank],
+            training_runs.kind(of, everything),
+            torch.float32,
+            starts if of == "param" else {},
+        )
+        for rank in training_runs.members(observed)
+        for of in {"grad", what}  # the gradients, too, since AdamW's steps do not show a factor
     )
 
 
