@@ -856,14 +856,3 @@ class BucketedDataParallel(torch.nn.Module):
 # base: what the wrong ones change
 -            if not self.buckets or filled + p.nbytes > bucket_bytes:
 +            if not self.buckets or filled + p.nbytes >= bucket_bytes:
-
-
-# %% wrong: a list says whether a parameter has arrived
-# is: form
-# says: Keep parameters in a set or a dict
-# base: what the wrong ones change
--        self.missing = [set(bucket) for bucket in self.buckets]
-+        self.missing = [list(bucket) for bucket in self.buckets]
-@@
--        self.missing[self.place[p]].discard(p)
-+        self.missing[self.place[p]].remove(p)
