@@ -27,6 +27,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import math
+import operator
 import os
 import random
 import traceback
@@ -335,7 +336,11 @@ def plain(value: Any, depth: int = 3) -> Any:
 
 
 def number_like(value: Any) -> Any:
-    """A numpy scalar or a Fraction as a number; anything else by its type."""
+    """A numpy scalar or a Fraction as a number, an int if it can be an index; anything else by its type."""
+    try:
+        return plain(int(operator.index(value)), 0)
+    except Exception:  # no index, or a student's __index__
+        pass
     try:
         return plain(float(value), 0)
     except Exception:  # a student's __float__ may raise whatever it likes

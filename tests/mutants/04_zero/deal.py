@@ -94,6 +94,22 @@ def deal(shapes, n):
     return [list(range(len(shapes))) for _ in range(n)]
 
 
+# %% wrong: rows and columns are added
+# is: slip
+# says: Rows and columns were added
+# base: the largest first, each to the emptiest rank
+-    sizes = [math.prod(shape) for shape in shapes]
++    sizes = [sum(shape) for shape in shapes]
+
+
+# %% wrong: places in the sorted list
+# is: slip
+# says: The numbers are places in the sorted list
+# base: the largest first, each to the emptiest rank
+-    sizes = [math.prod(shape) for shape in shapes]
++    sizes = sorted([math.prod(shape) for shape in shapes], reverse=True)
+
+
 # %% right: a heap
 def deal(shapes, n):
     import heapq
@@ -122,3 +138,16 @@ def deal(shapes, n):
 
     owners = min(product(range(n), repeat=len(sizes)), key=fullest)
     return [[k for k, owner in enumerate(owners) if owner == rank] for rank in range(n)]
+
+
+# %% right: NumPy sorts, so the indices are its integers
+def deal(shapes, n):
+    import numpy as np
+
+    sizes = np.array([math.prod(shape) for shape in shapes])
+    owned, held = [[] for _ in range(n)], np.zeros(n)
+    for k in np.argsort(-sizes):
+        rank = held.argmin()
+        owned[rank].append(k)
+        held[rank] += sizes[k]
+    return owned

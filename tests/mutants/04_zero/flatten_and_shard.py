@@ -124,6 +124,14 @@ def flatten_and_shard(params, n):
     return list(torch.cat(tables, dim=1))
 
 
+# %% wrong: the parameters are detached in place
+# is: detail
+# says: no longer require a gradient
+def flatten_and_shard(params, n):
+    flat = torch.cat([p.detach_().reshape(-1) for p in params])
+    return list(torch.nn.functional.pad(flat, (0, -flat.numel() % n)).chunk(n))
+
+
 # %% right: pad, then chunk
 def flatten_and_shard(params, n):
     flat = torch.cat([p.reshape(-1) for p in params]).detach()

@@ -315,6 +315,14 @@ class Unit:
 +        own = self.row.chunk(self.n)[dist.get_rank() % self.n]
 
 
+# %% wrong: every element is given four bytes
+# is: form
+# says: The storage is too small for the row
+# base: what the wrong ones change
+-        self.row.untyped_storage().resize_(self.row.numel() * self.row.itemsize)
++        self.row.untyped_storage().resize_(self.row.numel() * 4)
+
+
 # %% right: a storage for each parameter
 class Unit:
     def __init__(self, params, *, group=None):

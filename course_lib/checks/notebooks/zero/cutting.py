@@ -95,6 +95,7 @@ def judge(cut: Cut, index: int) -> Callable[[kit.Observed], kit.Finding]:
             or right_elements(cut, shards)
             or right_kind(cut, answer.kinds)
             or (a_row_of_its_own(answer.kinds) if index == 0 else None)
+            or (still_trained(answer.untrained) if index == 0 else None)
             or left_alone(cut, answer.after)
             or kit.RIGHT
         )
@@ -259,6 +260,18 @@ def a_row_of_its_own(kinds: Sequence[Kind]) -> kit.Finding | None:
                 cause="history",
             )
     return None
+
+
+def still_trained(untrained: int) -> kit.Finding | None:
+    """The parameters can still be trained. Looked at in the first case alone, as `a_row_of_its_own` is."""
+    if not untrained:
+        return None
+    return kit.wrong(
+        "after the call, the parameters no longer require a gradient, so backward would not reach them.",
+        "detach_() and requires_grad_(False) change the parameter itself. Use detach(), which returns "
+        "another tensor.",
+        cause="untrained",
+    )
 
 
 def left_alone(cut: Cut, after: object) -> kit.Finding | None:

@@ -30,6 +30,14 @@ SMALLEST_FIRST = (
     "The smallest matrices were dealt out first, or matrices were counted and not elements. Begin with the "
     "largest, and give each to the rank with the fewest elements so far."
 )
+BY_SIDES = (
+    "Rows and columns were added, but the elements of a matrix are rows times columns. Give each matrix to "
+    "the rank with the fewest elements so far."
+)
+IN_SORTED_LIST = (
+    "The numbers are places in the sorted list. Give each matrix by its place in `shapes`, so sort the "
+    "numbers by size and leave `shapes` in its order."
+)
 IDEAS = (BY_NUMBER, IN_RUNS, ONE_RANK)
 Owned = list[list[int]]
 
@@ -48,11 +56,12 @@ class Dealing:
     def loads(self, owned: Owned) -> list[int]:
         return [sum(self.sizes[k] for k in own) for own in owned]
 
-    def dealt(self, order: Sequence[int], by_elements: bool = True) -> Owned:
-        """Each matrix, in this order, to the rank with the fewest elements so far, or matrices."""
+    def dealt(self, order: Sequence[int], weights: Sequence[int] | None = None) -> Owned:
+        """Each matrix, in this order, to the rank with the least weight so far, or the fewest elements."""
+        weights = self.sizes if weights is None else weights
         owned: Owned = [[] for _ in range(self.n)]
         for k in order:
-            rank = min(range(self.n), key=lambda r: self.loads(owned)[r] if by_elements else len(owned[r]))
+            rank = min(range(self.n), key=lambda r: sum(weights[own] for own in owned[r]))
             owned[rank].append(k)
         return owned
 
@@ -67,6 +76,7 @@ class Dealing:
     def slips(self) -> dict[str, list[Owned]]:
         """The dealings that each mistake gives."""
         numbers = list(range(len(self.shapes)))
+        sides = [sum(shape) for shape in self.shapes]
         each, more = divmod(len(numbers), self.n)
         ends = [each * (r + 1) + min(r + 1, more) for r in range(self.n)]
         whole = -(-len(numbers) // self.n)
@@ -81,8 +91,10 @@ class Dealing:
             SMALLEST_FIRST: [
                 self.dealt(self.largest_first[::-1]),
                 self.dealt(sorted(numbers, key=self.sizes.__getitem__)),
-                self.dealt(self.largest_first, by_elements=False),
+                self.dealt(self.largest_first, [1] * len(numbers)),
             ],
+            BY_SIDES: [self.dealt(sorted(numbers, key=lambda k: -sides[k]), sides)],
+            IN_SORTED_LIST: [self.dealt(numbers, sorted(self.sizes, reverse=True))],
         }
 
 
@@ -178,7 +190,7 @@ def deal(draw: kit.Draw) -> Iterator[kit.Case]:
     wide, flat = [large, large + 1], [small, small + 1]
     turns = Dealing(2 * [wide, flat], 2)
     halves = Dealing([wide, wide, flat, flat], 2)
-    late = Dealing([[small, small], [small, small], [2 * small, small]], 2)
+    late = Dealing([[1, small * small], [1, small * small], [2 * small, small]], 2)  # whose sides add to less
     width = draw.integer(4, 9)
     block = [[width, width], [width, 4 * width], [3 * width, width], [4 * width, width]]
     gpt = Dealing(2 * block, 3)

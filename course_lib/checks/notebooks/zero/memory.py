@@ -35,16 +35,20 @@ BY_STAGE: dict[int, Slips] = {
         )
     },
     1: {
-        "The float32 copy belongs to the optimizer's states, so it is sharded with m and v.": (
-            lambda p, n, s: 8 * p + 8 * p / n
-        ),
+        (
+            "Your result leaves 8 bytes per parameter whole. Weights and gradients are 2 + 2 of them, but "
+            "the float32 copy belongs to the optimizer's states, so it is sharded with m and v."
+        ): (lambda p, n, s: 8 * p + 8 * p / n),
         "Your result also shards the gradients, but stage 1 shards only the optimizer's states.": (
             lambda p, n, s: 2 * p + 14 * p / n
         ),
         "Weights and gradients are still whole, at 4 bytes per parameter.": (lambda p, n, s: 12 * p / n),
     },
     2: {
-        "Your result is stage 1, but stage 2 also shards the gradients.": lambda p, n, s: 4 * p + 12 * p / n,
+        (
+            "Your result leaves 4 bytes per parameter whole, but stage 2 also shards the gradients, so only "
+            "the 2 bytes of the weights stay whole."
+        ): (lambda p, n, s: 4 * p + 12 * p / n),
         "The weights are still whole, at 2 bytes per parameter.": lambda p, n, s: 14 * p / n,
         (
             "Stage 2 also shards the states, because each stage divides everything the stage before it "
@@ -62,6 +66,9 @@ BY_STAGE: dict[int, Slips] = {
         ): (lambda p, n, s: 14 * p + 2 * p / n),
     },
 }
+GRADIENTS_STAY = (
+    "The gradients stay on the device only in stage 1. In later stages the host gets their shard."
+)
 OFFLOAD: Slips = {
     "You counted without offload. The states, and from stage 2 on the gradient shard, leave the device.": (
         lambda p, n, s, o: zero_memory(p, n, s)
@@ -70,16 +77,14 @@ OFFLOAD: Slips = {
         "Only the states have left, but from stage 2 on the gradient shard is moved to the device that "
         "does the step."
     ): (lambda p, n, s, o: _kept(p, n, s, states=0)),
-    "In stage 3 the parameter shard is also in host memory (offload_param), so nothing stays.": (
+    "In stage 3 both the gradient shard and the parameter shard are in host memory, so nothing stays.": (
         lambda p, n, s, o: 2 * p / n if s == 3 else zero_memory(p, n, s, o)
     ),
     (
         "Your result leaves nothing. But before stage 3 the weights stay on the device, and in stage 1 "
         "also the gradients."
     ): (lambda p, n, s, o: 0.0),
-    "The gradients stay on the device only in stage 1. In later stages the host gets their shard.": (
-        lambda p, n, s, o: 2 * p + (2 * p if s < 3 else 0)
-    ),
+    GRADIENTS_STAY: (lambda p, n, s, o: 2 * p + (2 * p if s < 3 else 0)),
 }
 
 
@@ -111,6 +116,7 @@ def memory_prediction(draw: kit.Draw) -> Iterator[kit.Case]:
             arguments=[(params, n, stage, True) for stage in (1, 2, 3) for params, n in sizes],
             formula=zero_memory,
             slips={**OFFLOAD, **EVERYWHERE},
+            overall=[GRADIENTS_STAY],
             weight=2,
             title="stages 1 to 3 with offload",
         )

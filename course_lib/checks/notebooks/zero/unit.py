@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -54,6 +55,11 @@ def both(*judges: Callable[[kit.Observed], kit.Finding]) -> Callable[[kit.Observ
 def unit_trouble(case: kit.Case, kind: str, text: str) -> str:
     if said := training_runs.group_trouble(case, text):
         return said
+    if re.search(r"out of bounds for storage of size [1-9]", text):
+        return (
+            "The storage is too small for the row. resize_() takes bytes, numel() * element_size(), and "
+            "an element has 4 bytes only in float32."
+        )
     if "out of bounds for storage" in text or "setStorage" in text or kind == "died":
         return (
             "Memory was read after it had been freed. The shard must be a copy, own.clone(), because "

@@ -25,11 +25,15 @@ class Kind:
 
 @dataclass
 class Answer:
-    """The outcome of a call. kinds: of the parts of the result; after: the tensors after the call."""
+    """The outcome of a call. kinds: of the parts of the result; after: the tensors after the call.
+
+    untrained: how many of these tensors no longer require a gradient.
+    """
 
     value: Any = None
     kinds: list[Kind] = field(default_factory=list)
     after: Any = None
+    untrained: Count = 0
     error: Place | None = None
 
 
@@ -81,7 +85,8 @@ def call_with_tensors(
             continue
         parts = list(result) if isinstance(result, list | tuple) else []
         kinds = [kind(part) for part in parts]
-        answers.append(Answer(plain(result), kinds, plain(listed)))
+        untrained = sum(not tensor.requires_grad for tensor in listed)
+        answers.append(Answer(plain(result), kinds, plain(listed), untrained))
     return Answers(answers), {}
 
 
