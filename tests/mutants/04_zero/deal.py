@@ -103,7 +103,7 @@ def deal(shapes, n):
 
 
 # %% wrong: places in the sorted list
-# is: slip
+# is: form
 # says: The numbers are places in the sorted list
 # base: the largest first, each to the emptiest rank
 -    sizes = [math.prod(shape) for shape in shapes]

@@ -132,6 +132,22 @@ def flatten_and_shard(params, n):
     return list(torch.nn.functional.pad(flat, (0, -flat.numel() % n)).chunk(n))
 
 
+# %% wrong: split into shards of n elements
+# is: slip
+# says: split\(\) takes the size of a shard
+def flatten_and_shard(params, n):
+    flat = torch.cat([p.detach().reshape(-1) for p in params])
+    return list(torch.nn.functional.pad(flat, (0, -flat.numel() % n)).split(n))
+
+
+# %% wrong: a matrix whose rows are the shards
+# is: form
+# says: One matrix came back
+def flatten_and_shard(params, n):
+    flat = torch.cat([p.detach().reshape(-1) for p in params])
+    return torch.nn.functional.pad(flat, (0, -flat.numel() % n)).view(n, -1)
+
+
 # %% right: pad, then chunk
 def flatten_and_shard(params, n):
     flat = torch.cat([p.reshape(-1) for p in params]).detach()

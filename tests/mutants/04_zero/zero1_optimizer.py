@@ -437,6 +437,27 @@ class Zero1Optimizer:
             param.grad = None
 
 
+# %% wrong: the shard has no gradient in the step
+# is: form
+# says: set the shard's .grad before the step
+# base: what the wrong ones change
+-        self.shard.grad /= self.n
++        self.shard.grad /= self.n
++        self.optimizer.zero_grad()
+
+
+# %% wrong: the mean is copied into a gradient that is None
+# is: form
+# says: The shard's .grad is None before the first gradient
+# base: what the wrong ones change
+-        self.shard.grad = torch.empty_like(self.shard)
+-        dist.reduce_scatter_tensor(self.shard.grad, whole)
+-        self.shard.grad /= self.n
++        mean = torch.empty_like(self.shard)
++        dist.reduce_scatter_tensor(mean, whole)
++        self.shard.grad.copy_(mean / self.n)
+
+
 # %% right: parameters are views of the flat buffer
 class Zero1Optimizer:
     def __init__(self, params, optimizer_cls, *, group=None, **defaults):

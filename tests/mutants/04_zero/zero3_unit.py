@@ -323,6 +323,14 @@ class Unit:
 +        self.row.untyped_storage().resize_(self.row.numel() * 4)
 
 
+# %% wrong: added to a gradient that is None
+# is: form
+# says: The shard's .grad is None before the first gradient
+# base: what the wrong ones change
+-        self.shard.grad = mean if self.shard.grad is None else self.shard.grad + mean
++        self.shard.grad += mean
+
+
 # %% right: a storage for each parameter
 class Unit:
     def __init__(self, params, *, group=None):

@@ -85,11 +85,8 @@ def judge(cut: Cut, index: int) -> Callable[[kit.Observed], kit.Finding]:
             return failed(*answer.error)
         shards = parts(answer.value)
         if shards is None:
-            return kit.wrong(
-                f"a list of {words.counted(cut.n, 'tensor')} is expected.",
-                "Is there a `return` at its end?" if answer.value is None else "",
-                cause="no list",
-            )
+            said = f"a list of {words.counted(cut.n, 'tensor')} is expected."
+            return kit.wrong(said, no_list(answer.value), cause="no list")
         return (
             of_one_size(cut, shards)
             or right_elements(cut, shards)
@@ -101,6 +98,13 @@ def judge(cut: Cut, index: int) -> Callable[[kit.Observed], kit.Finding]:
         )
 
     return judged
+
+
+def no_list(value: object) -> str:
+    """The usual cause of this value in place of a list."""
+    if isinstance(value, dict) and len(value.get("shape", ())) == 2:
+        return "One matrix came back. list(matrix) is the list of its rows."
+    return "Is there a `return` at its end?" if value is None else ""
 
 
 def failed(error: str = "", text: str = "", place: str = "") -> kit.Finding:
@@ -131,6 +135,8 @@ def of_one_size(cut: Cut, shards: list[list]) -> kit.Finding | None:
                 f"{words.counted(len(sizes), 'shard')} came back; {cut.n} ranks need {cut.n}.",
                 "another number of shards came back than there are ranks.",
             ),
+            "split() takes the size of a shard, not their number, and chunk() can return fewer than its "
+            "argument. Give every rank ceil(P / n) elements.",
             cause="number of shards",
         )
     said = kit.Sentence(

@@ -67,8 +67,9 @@ def module_trouble(case: kit.Case, kind: str, text: str) -> str:
         return "All ranks gather and reduce the same units in the same order."
     if "cannot register a hook on a tensor that doesn't require gradient" in text:
         return (
-            "A shard is frozen or trained as a whole, so give frozen parameters separate units, "
-            "without hooks for gradients."
+            "An output needs no gradient under no_grad, or where neither the input nor a weight needs one, "
+            "so put a hook on it only if output.requires_grad. A shard is frozen or trained as a whole, so "
+            "give frozen parameters separate units, without hooks for gradients."
         )
     if "shape" in text or "size mismatch" in text:
         return (

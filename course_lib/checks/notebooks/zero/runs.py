@@ -64,6 +64,10 @@ FROZEN = (
     "That parameter is frozen (requires_grad=False), but the step changed it, because weight decay "
     "needs no gradient. Broadcast frozen parameters, and leave them out of the shard."
 )
+FROZEN_UNIT = (
+    "That parameter is frozen (requires_grad=False), but the step changed it, because weight decay "
+    "needs no gradient. The shard of a frozen unit is frozen, too, and its gradients are never reduced."
+)
 MEMBERS, WORLD = (1, 2), 3  # the ranks of a group, and of all: not both begin with rank 0
 STEP = (2, 4)  # of the moments of a run: from the end of the first step to that of the second
 SLACK = 0.9e6  # bytes that allocators and libraries may hold besides; a block has 805 kB
@@ -187,7 +191,7 @@ def stepped(
             if what in ("param", "end"):
                 why = why or without_arguments(training, differ[0], actual)
             if what == "param":
-                why = why or frozen(training, differ[0])
+                why = why or frozen(training, differ[0], observed.case.recipe.endswith(":module"))
                 why = why or partly(observed, everything, differ[0], rank, training)
             more = ""
             if start := wrong_start(observed, training, everything):
@@ -225,11 +229,13 @@ def without_arguments(training: Training, first: str, actual: Tensors) -> str:
     return DEFAULTS if training_runs.usual_cause(bare, first, actual, 0, [Mistake(DEFAULTS)]) else ""
 
 
-def frozen(training: Training, first: str) -> str:
+def frozen(training: Training, first: str, in_units: bool) -> str:
     """The hint if the first tensor that differs after a step is a frozen parameter; "" if it is not."""
     name = first.split(".", 2)[2]
     trained = {name: p.requires_grad for name, p in training.built().named_parameters()}
-    return "" if trained[name] else FROZEN
+    if trained[name]:
+        return ""
+    return FROZEN_UNIT if in_units else FROZEN
 
 
 def partly(observed: kit.Observed, right: Tensors, first: str, rank: int, training: Training) -> str:
@@ -313,8 +319,9 @@ def unchanged(observed: kit.Observed, training: Training) -> str:
         )
     if any("all_gather" in name for name in names):
         return (
-            f"{UNCHANGED} there, although shards were gathered. Gather them after the inner "
-            "optimizer's step, not before it, and write the gathered shards into the parameters."
+            f"{UNCHANGED} there, although shards were gathered. Make the inner optimizer of the shard, set "
+            "the shard's .grad before the step, gather the shards after the inner optimizer's step, and "
+            "write them into the parameters."
         )
     return (
         f"{UNCHANGED} there, because the optimizer worked on copies. Write its results into the parameters."

@@ -32,6 +32,7 @@ from course_lib.checks.notebooks.zero.runs import (
     wide,
 )
 from course_lib.checks.notebooks.zero.shown import once, places, trains
+from course_lib.checks.notebooks.zero.unit_lines import NO_GRADIENT_YET, SHARD_WITHOUT_GRADIENT
 
 RECIPE = "sharded_optimizer"
 RANKS = 4  # of the wide model
@@ -55,8 +56,9 @@ ONE_MORE_SHARD = (
     "reduce-scatter under another name."
 )
 STAYED = (
-    "After a backward, parameters still have a .grad. Set it to None when their bucket is sent, because a "
-    "bucket whose parameters all have a .grad counts as full, and the next backward adds to old gradients."
+    "After a backward, parameters still have a .grad, because it was not set to None when their bucket was "
+    "sent, or because the bucket left before this gradient was ready. Send only full buckets until backward "
+    "is over, and set .grad to None then, because the next backward adds to old gradients."
 )
 KEPT_ROW = (
     "A row in which gradients were sent is still in memory. Make sure that no attribute refers "
@@ -72,6 +74,8 @@ def optimizer_trouble(case: kit.Case, kind: str, text: str) -> str:
             "All ranks call the same collectives in the same order, even if a rank has no gradient "
             "for a parameter, or gets its gradients in another order."
         )
+    if NO_GRADIENT_YET.search(text):
+        return SHARD_WITHOUT_GRADIENT
     if "NoneType" in text:
         return "Some parameters have no gradient. Leave out frozen ones, but count zeros for unused ones."
     if "register a hook on a tensor that doesn't require gradient" in text:
@@ -81,7 +85,10 @@ def optimizer_trouble(case: kit.Case, kind: str, text: str) -> str:
     if EMPTY.search(text) and case.sides[0].instructions.once:
         return ONCE
     if any(said in text for said in ("assign a gradient of size", "size mismatch", "outputShape")):
-        return "A parameter without a gradient keeps its place in the row, so put zeros there."
+        return (
+            "A shard's gradient is as large as the shard, so take only this rank's part of the row. A "
+            "parameter without a gradient keeps its place in the row, so put zeros there."
+        )
     return ""
 
 

@@ -13,6 +13,8 @@ from course_lib.checks.judge import training_runs
 from course_lib.checks.notebooks.zero.references import REFERENCE
 from course_lib.checks.notebooks.zero.runs import MEMBERS, REFUSED, WORLD
 from course_lib.checks.notebooks.zero.unit_lines import (
+    NO_GRADIENT_YET,
+    SHARD_WITHOUT_GRADIENT,
     UnitRun,
     bytes_of,
     cleared,
@@ -71,6 +73,8 @@ def unit_trouble(case: kit.Case, kind: str, text: str) -> str:
             "gather() and reduce() are not part of a graph, so write @torch.no_grad() above them, or "
             "give the collective shard.detach()."
         )
+    if NO_GRADIENT_YET.search(text):
+        return SHARD_WITHOUT_GRADIENT
     if "NoneType" in text:
         return "A parameter without a gradient counts as zeros."
     return ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -16,6 +17,14 @@ ITEM = 8  # bytes of a float64
 BACKWARDS = 2
 USES = {"first": 1.0, "second": 2.0}  # of the parameters, and by what they are multiplied then
 Row = torch.Tensor
+# the error where None is added to, or is to receive
+NO_GRADIENT_YET = re.compile(
+    r"\+=?: 'NoneType' and|'NoneType' object has no attribute '(add|copy)_'|`output`[\s\S]*NoneType"
+)
+SHARD_WITHOUT_GRADIENT = (
+    "The shard's .grad is None before the first gradient arrives, and again after zero_grad(). Set it to the "
+    "mean then, and add only where there is a gradient already."
+)
 
 
 @dataclass(frozen=True)
