@@ -176,7 +176,7 @@ class Zero1Optimizer:
 
 # %% wrong: gathered before the step
 # is: slip
-# says: Gather them after the inner optimizer's step
+# says: gather the shards after the inner optimizer's step
 # base: what the wrong ones change
          self.shard.grad /= self.n
 +        dist.all_gather_into_tensor(whole, self.shard.detach())

@@ -180,7 +180,10 @@ def why_not_gathered(run: UnitRun, when: str, actual: torch.Tensor, k: int) -> s
             "The optimizer changes the shards between two uses, so gather() must bring their present "
             "values, not an earlier copy."
         )
-    return "Each parameter is a view of the row at its own offset, which is the sum of the sizes before it."
+    return (
+        "gather() writes the shards of all ranks into the row, in the order of the ranks. Each parameter is "
+        "a view of that row at its own offset, which is the sum of the sizes before it."
+    )
 
 
 MOMENTS = {"freed": "free()", "made": "the constructor", "end": "the last free()"}
