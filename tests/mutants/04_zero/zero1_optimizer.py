@@ -437,15 +437,6 @@ class Zero1Optimizer:
             param.grad = None
 
 
-# %% wrong: the shard has no gradient in the step
-# is: form
-# says: set the shard's .grad before the step
-# base: what the wrong ones change
--        self.shard.grad /= self.n
-+        self.shard.grad /= self.n
-+        self.optimizer.zero_grad()
-
-
 # %% wrong: the mean is copied into a gradient that is None
 # is: form
 # says: The shard's .grad is None before the first gradient

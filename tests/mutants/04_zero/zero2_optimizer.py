@@ -381,14 +381,6 @@ class Zero2Optimizer:
 +        shard.grad += mean
 
 
-# %% wrong: a bucket leaves at the first of its gradients
-# is: form
-# says: the bucket left before this gradient was ready
-# base: what the wrong ones change
--        while self.turn < len(self.buckets) and self.full(self.buckets[self.turn]):
-+        if self.turn < len(self.buckets):
-
-
 # %% right: with PyTorch's collectives begun and waited for later
 class Zero2Optimizer:
     def __init__(self, params, optimizer_cls, *, bucket_bytes=1 << 20, group=None, **defaults):

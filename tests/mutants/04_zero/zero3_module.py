@@ -285,22 +285,6 @@ class Zero3Module(torch.nn.Module):
          self.waiting = False
 
 
-# %% wrong: a hook on every output
-# is: form
-# says: only if output.requires_grad
-# base: what the wrong ones change
--            where.register_forward_hook(lambda m, args, out, unit=unit: unit.free())
--            where.register_full_backward_pre_hook(lambda m, grads, unit=unit: self.before(unit))
-+            where.register_forward_hook(lambda m, args, out, unit=unit: self.after(unit, out))
-@@
--    def before(self, unit):
-+    def after(self, unit, out):
-+        unit.free()
-+        out.register_hook(lambda grad: self.before(unit))
-+
-+    def before(self, unit):
-
-
 # %% wrong: the shard of a frozen block is trained, with zeros for gradients
 # is: slip
 # says: weight decay needs no gradient
