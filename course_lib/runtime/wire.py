@@ -172,7 +172,8 @@ class _Pickler(cloudpickle.Pickler):
 
     torch.ops and its contents travel by name, and so do modules of a class of their own, such as
     torch.backends.cudnn, because cloudpickle takes them along whenever a function mentions them, although
-    pickle cannot.
+    pickle cannot. The same holds for torch._C._functions, which is an attribute, but no module that can be
+    imported. A backward with the decorator `once_differentiable` mentions it.
 
     cloudpickle also takes torch.distributed.tensor along with a function that says `dist.send` and
     `torch.tensor`, once any code has imported it. This would cost each rank two seconds, most often in vain.
@@ -218,10 +219,14 @@ def has_plain_bytes(tensor: torch.Tensor) -> bool:
 
 
 def _name_of(obj: Any) -> str:
-    """ "torch.ops.aten.mm", for an operator or a module of a class of its own; "" for anything else."""
+    """ "torch.ops.aten.mm", for an operator, or a module that cannot be imported by name; "" for others."""
     if isinstance(obj, OPERATORS):
         return f"torch.ops.{obj}"
-    return obj.__name__ if isinstance(obj, ModuleType) and type(obj) is not ModuleType else ""
+    if isinstance(obj, ModuleType) and (
+        type(obj) is not ModuleType or obj.__name__ not in sys.modules
+    ):
+        return obj.__name__
+    return ""
 
 
 def _named(name: str) -> Any:

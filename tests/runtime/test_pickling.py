@@ -152,7 +152,7 @@ def test_code_keeps_the_name_of_its_cell(leaves_out: bool, monkeypatch: pytest.M
 
 @pytest.mark.parametrize("value", [
     torch.ops, torch.ops.aten, torch.ops.aten.mm, torch.ops.aten.mm.default, torch.backends.cudnn,
-    functools, torch,
+    torch._C._functions, functools, torch,
 ], ids=str)  # fmt: skip
 def test_it_is_the_same_one(value: Any) -> None:
     assert there_and_back(value) is value

@@ -163,6 +163,39 @@ class RowParallelLinear(torch.nn.Module):
 +        return y
 
 
+# %% wrong: a share of the bias behind the sum
+# is: slip
+# says: Only 1/4 of the bias was added after the sum
+# base: what the wrong ones change
+-        return y if self.bias is None else y + self.bias
++        return y if self.bias is None else y + self.bias / dist.get_world_size(self.group)
+
+
+# %% wrong: a part of x enters as if all ranks used it
+# is: slip
+# says: each rank has other features, and uses them alone
+# base: what the wrong ones change
+-class RowParallelLinear(torch.nn.Module):
++class Enter(torch.autograd.Function):
++    @staticmethod
++    def forward(ctx, x, group):
++        ctx.group = group
++        return x.view_as(x)
++
++    @staticmethod
++    def backward(ctx, grad):
++        total = grad.clone(memory_format=torch.contiguous_format)
++        dist.all_reduce(total, group=ctx.group)
++        return total, None
++
++
++class RowParallelLinear(torch.nn.Module):
+@@
+-        y = Leave.apply(torch.nn.functional.linear(x, self.weight), self.group)
++        x = Enter.apply(x, self.group)
++        y = Leave.apply(torch.nn.functional.linear(x, self.weight), self.group)
+
+
 # %% wrong: only the first rank adds the bias
 # is: slip
 # says: added on some ranks only

@@ -257,6 +257,35 @@ def vocab_parallel_cross_entropy(logits, target, group=None, *, vocab_size=None,
 +    shifted = logits - (largest + (total - largest).detach())
 
 
+# %% wrong: the largest of all ranks is written into a tensor with a graph
+# is: slip
+# says: Take logits.detach\(\) before the maximum
+# base: composed of autograd's own operations
+-    with torch.no_grad():
+-        largest = logits.max(-1, keepdim=True).values
+-        dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=group)
+-    shifted = logits - largest
++    largest = logits.amax(-1)
++    dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=group)
++    shifted = logits - largest[..., None]
+
+
+# %% wrong: the mask of the targets is turned around
+# is: slip
+# says: Turn the mask around
+# base: composed of autograd's own operations
+-    own = torch.where(here, shifted.gather(-1, index.unsqueeze(-1)).squeeze(-1), 0.0)
++    own = torch.where(~here, shifted.gather(-1, index.unsqueeze(-1)).squeeze(-1), 0.0)
+
+
+# %% wrong: the loss is divided by the ranks
+# is: slip
+# says: the loss divided by 4 ranks
+# base: composed of autograd's own operations
+-    return loss.masked_fill(target == ignore_index, 0).sum() / (target != ignore_index).sum()
++    return loss.masked_fill(target == ignore_index, 0).sum() / (target != ignore_index).sum() / n
+
+
 # %% wrong: each target's softmax over the logits of its rank
 # is: idea
 # says: softmax is only over the rank's own logits
@@ -360,6 +389,15 @@ def vocab_parallel_cross_entropy(logits, target, group=None, *, vocab_size=None,
     numbers = Total.apply(torch.stack([shifted.exp().sum(-1), own]), group)
     loss = numbers[0].log() - numbers[1]
     return loss.masked_fill(target == ignore_index, 0).sum() / (target != ignore_index).sum()
+
+
+# %% wrong: autograd keeps a row of zeros and ones for each target
+# is: detail
+# says: Autograd kept several tensors as large
+# base: composed of autograd's own operations
+-    own = torch.where(here, shifted.gather(-1, index.unsqueeze(-1)).squeeze(-1), 0.0)
++    one = torch.nn.functional.one_hot(index, logits.shape[-1]).float() * here[..., None]
++    own = (shifted * one).sum(-1)
 
 
 # %% right: each rank's logsumexp gathered

@@ -54,6 +54,66 @@ class VocabParallelEmbedding(torch.nn.Module):
 +        return Sum.apply(torch.nn.functional.embedding(local, self.weight), self.group)
 
 
+# %% wrong: the mask is turned around
+# is: slip
+# says: Turn the mask around
+# base: what the wrong ones change
+-        return Sum.apply(rows.masked_fill(elsewhere[..., None], 0), self.group)
++        return Sum.apply(rows.masked_fill(~elsewhere[..., None], 0), self.group)
+
+
+# %% wrong: the rows are a buffer
+# is: form
+# says: The rank's rows are to be its parameter
+# base: what the wrong ones change
+-        self.weight = torch.nn.Parameter(whole[self.start : self.end].clone())
++        self.register_buffer("weight", whole[self.start : self.end].clone())
+
+
+# %% wrong: a mask without the dimension of the features
+# is: form
+# says: have one dimension more, the features
+# base: what the wrong ones change
+-        return Sum.apply(rows.masked_fill(elsewhere[..., None], 0), self.group)
++        return Sum.apply(rows.masked_fill(elsewhere, 0), self.group)
+
+
+# %% wrong: the gradient of the rows is summed, which no rank shares
+# is: form
+# says: The weight and its gradient are the rank's own
+# base: what the wrong ones change
+-class Sum(torch.autograd.Function):
++class Enter(torch.autograd.Function):
++    @staticmethod
++    def forward(ctx, x, group):
++        ctx.group = group
++        return x.view_as(x)
++
++    @staticmethod
++    def backward(ctx, grad):
++        total = grad.clone(memory_format=torch.contiguous_format)
++        dist.all_reduce(total, group=ctx.group)
++        return total, None
++
++
++class Sum(torch.autograd.Function):
+@@
+-            (tokens - self.start).masked_fill(elsewhere, 0), self.weight
++            (tokens - self.start).masked_fill(elsewhere, 0), Enter.apply(self.weight, self.group)
+
+
+# %% wrong: features of other sizes are summed
+# is: form
+# says: Cut the table by rows, dimension 0
+# base: what the wrong ones change
+-        bounds = torch.arange(num_embeddings).tensor_split(n)[rank]
+-        self.start, self.end = int(bounds[0]), int(bounds[-1]) + 1
++        self.start, self.end = 0, num_embeddings
+@@
+-        self.weight = torch.nn.Parameter(whole[self.start : self.end].clone())
++        self.weight = torch.nn.Parameter(whole.tensor_split(n, 1)[rank].clone())
+
+
 # %% wrong: tokens of other ranks as indices
 # is: form
 # says: is not an index into the rows here

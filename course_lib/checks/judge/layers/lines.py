@@ -78,6 +78,8 @@ def differs(
             came = reply_about(observed, rank, run).misfits
             if name.startswith("grad.") and "y" in came:
                 return wrong(cause=ANY)  # backward had nothing to begin with
+            if name.startswith("grad.p.") and came.get(name.removeprefix("grad.")) == "None":
+                return wrong(cause=ANY)  # there is no such parameter
             if name in came:
                 return unfit(run, name, came[name], k, rank, misfit)
             wanted = run.wanted[k][name]

@@ -22,7 +22,13 @@ from course_lib.checks.judge.layers.lines import (
 )
 from course_lib.checks.judge.layers.runs import LayerRun
 from course_lib.checks.notebooks.tensor_parallel.prediction import REFERENCE
-from course_lib.checks.notebooks.tensor_parallel.shared import FACTOR_N, interface, own_work, shows_its_part
+from course_lib.checks.notebooks.tensor_parallel.shared import (
+    FACTOR_N,
+    interface,
+    other_sizes,
+    own_work,
+    shows_its_part,
+)
 from course_lib.facts import chunk_sizes, least_bytes
 from course_lib.ledger.operation import Operation
 
@@ -101,10 +107,31 @@ class Table:
     def row_modulo(self, k: int) -> Tensor:
         return self.tokens % chunk_sizes(len(self.weight), self.n)[k]
 
+    def turned_around(self) -> Tensor:
+        """The sum over the ranks where each sets its own tokens' rows to zero, not the others'."""
+        summed = torch.zeros(())
+        for k in range(self.n):
+            rows, elsewhere = self.part(k, self.weight)[self.first_row(k)], self.local(k)[1]
+            summed = summed + rows.where(elsewhere[..., None], 0)
+        return summed
+
     def stray(self, k: int, at: Callable[[int], Tensor]) -> Tensor:
         """The gradient of the rank's rows where tokens of others leave theirs there, too."""
         summed = torch.zeros_like(self.part(k, self.weight))
         return summed.index_add(0, at(k).flatten(), self.g.flatten(0, -2))
+
+    def stray_alone(self, k: int) -> Tensor:
+        """The gradient of the rank's rows where only tokens of others leave theirs, all in the first."""
+        summed, (_, elsewhere) = torch.zeros_like(self.part(k, self.weight)), self.local(k)
+        summed[0] = self.g.masked_fill(~elsewhere[..., None], 0).flatten(0, -2).sum(0)
+        return summed
+
+    def rows_added_up(self, k: int) -> Tensor:
+        """The sum of the gradients of all ranks' rows; without elements if they have other numbers."""
+        parts = self.for_weight.tensor_split(self.n)
+        if len({len(rows) for rows in parts}) > 1:
+            return self.for_weight.new_empty(0)  # the ranks do not agree on their collective
+        return sum(parts, torch.zeros(()))
 
 
 def run_of(table: Table, name: str = "table") -> LayerRun:
@@ -128,6 +155,14 @@ def slips(table: Table) -> list[kit.Slip]:
     unmasked = (
         "Every rank added a row for every token. For a token that another rank has, this rank must add zeros."
     )
+    turned_around = (
+        "The rows of the rank's own tokens were set to zero, and those looked up for other ranks' tokens "
+        "were kept. Turn the mask around."
+    )
+    added_up = (
+        "The gradients of all ranks' rows were added up, although each rank has rows of other tokens. Every "
+        "rank's own gradient is right already, so nothing is sent backward."
+    )
     stray = (
         "Tokens of other ranks left their gradient in rows here, because their rows were set to zero "
         "without autograd (.data, no_grad). masked_fill, or a product with a mask, also stops the "
@@ -147,6 +182,16 @@ def slips(table: Table) -> list[kit.Slip]:
             lambda k: {"p.weight": of_own_size(k)},
         ),
         *(kit.Slip(unmasked, lambda k, at=at: {"y": table.unmasked(at)}) for at in choices),
+        *(  # nothing was set to zero, so the gradient has the same cause as the output
+            kit.Slip(
+                unmasked, lambda k, at=at: {"y": table.unmasked(at), "grad.p.weight": table.stray(k, at)}
+            )
+            for at in choices
+        ),
+        kit.Slip(turned_around, lambda k: {"y": table.turned_around()}),
+        kit.Slip(
+            turned_around, lambda k: {"y": table.turned_around(), "grad.p.weight": table.stray_alone(k)}
+        ),
         kit.Slip(
             (
                 "The ranks' rows were not summed. One rank has the row of a token, but the other ranks "
@@ -168,6 +213,7 @@ def slips(table: Table) -> list[kit.Slip]:
             if vocab % n
         ),
         kit.Slip(FACTOR_N, lambda k: {"grad.p.weight": n * table.part(k, table.for_weight)}),
+        kit.Slip(added_up, lambda k: {"y": table.y, "grad.p.weight": table.rows_added_up(k)}),
         *(kit.Slip(stray, lambda k, at=at: {"grad.p.weight": table.stray(k, at)}) for at in choices),
     ]
 
@@ -270,6 +316,17 @@ def trouble(case_of_it: kit.Case, kind: str, text: str) -> str:
             "A token that another rank has is not an index into the rows here. Count from the rank's "
             "first row. If the token is elsewhere, look up any row, such as 0, and set the result to "
             "zero."
+        )
+    if "must match the size of tensor" in text:
+        return (
+            "`here` has an element for each token, but the rows have one dimension more, the features. Give "
+            "the mask that dimension, too: here[..., None]."
+        )
+    if other_sizes(text):
+        return (
+            "The ranks send tensors of different sizes. Cut the table by rows, dimension 0, and sum the rows "
+            "that were looked up. They are tokens x embedding_dim on every rank. The weight and its gradient "
+            "are the rank's own, and are not sent."
         )
     if kind == "deadlock" or "collective number" in text:
         return "All ranks must sum, even a rank that has none of the tokens."

@@ -44,11 +44,6 @@ NOT_FOLLOWED = (
     "x was cut by something autograd does not follow. `part` detaches, because it is for parameters. "
     "`own_features` takes the rank's features of x, and its backward gathers their gradient."
 )
-UNEVEN = (
-    "The last features belong to no rank. Cut as torch.tensor_split does, which makes the first parts "
-    "longer, or raise a ValueError that says which numbers do not fit."
-)
-
 
 Misfit = Callable[[str, str, int], str]
 
@@ -59,7 +54,7 @@ class Cut:
 
     argument: the constructor's own one. x, upstream: of each rank the input, and the gradient of the output.
     wanted: of each rank the tensors, in the order in which they are looked at; None: a bias that is left out.
-    misfit: the usual cause of another shape; if_uneven: the same if the ranks do not divide the features.
+    misfit: the usual cause of another shape.
     sent: least and most bytes of a rank in each direction, and the hint. saved: numbers that forward keeps.
     held: bytes of a rank's parameters.
     """
@@ -71,7 +66,6 @@ class Cut:
     wanted: Sequence[Mapping[str, Tensor | None]]
     slips: Sequence[kit.Slip]
     misfit: Misfit
-    if_uneven: Misfit | None
     sent: Mapping[str, tuple[float, float, Callable[[float, list[Operation]], str]]]
     saved: int
     held: float
@@ -152,7 +146,6 @@ def column(whole: Whole, gather: bool) -> Cut:
         ],
         slips=column_slips(whole, gather),
         misfit=misfit(whole, 0, gather),
-        if_uneven=None,
         sent={"forward": (gathered, gathered, forward), "backward": (reduced, reduced, backward)},
         saved=whole.x.numel(),
         held=whole.nbytes / whole.n,
@@ -199,7 +192,6 @@ def row(whole: Whole, parallel: bool) -> Cut:
         ],
         slips=row_slips(whole, parallel),
         misfit=whole_misfit,
-        if_uneven=None if parallel else unfollowed,
         sent={"forward": (reduced, by_pieces, forward), "backward": (gathered, gathered, backward)},
         saved=whole.x.numel() // whole.n,
         held=whole.nbytes / whole.n + FLOAT * whole.size_out,  # the bias is whole
@@ -217,8 +209,8 @@ def with_odd(
     """A layer, and one whose features the ranks do not divide; sizes: features and ranks."""
     run, uneven = cut.run(name), odd.run("uneven", refuses=True)
     refusal = values_or_refusal_line(
-        uneven, "{} features, {} ranks".format(*sizes), sizes, slips=odd.slips, misfit=odd.if_uneven,
-        otherwise=UNEVEN,
+        uneven, "{} features, {} ranks".format(*sizes), sizes, slips=odd.slips,
+        misfit=odd.misfit,
     )  # fmt: skip
     return layer_case(title, [run, uneven], [*cut.lines(run, called, 1), refusal], **more)
 

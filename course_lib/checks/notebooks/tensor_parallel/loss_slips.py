@@ -25,6 +25,30 @@ OWN_LARGEST = (
 )
 
 
+TARGETS_TURNED = (
+    "A rank took 0 for the logit of a target that it has, and some other logit for a target that it does not "
+    "have. Turn the mask around."
+)
+
+
+def by_ranks(loss: Loss) -> str:
+    return f"Your result is the loss divided by {loss.n} ranks."
+
+
+def elsewheres_logits(loss: Loss) -> Tensor:
+    """The loss where every rank adds its first logit for the targets of others, and 0 for its own.
+
+    All of these logits are counted from the largest.
+    """
+    largest = loss.logits.amax(-1)
+    summed = torch.zeros(())
+    for k in range(loss.n):
+        local, elsewhere = loss.first(k), loss.local(k)[1]
+        at = loss.part(k, loss.logits).gather(-1, local[..., None])[..., 0] - largest
+        summed = summed + at.where(elsewhere, 0)
+    return loss.y((loss.lse - largest - summed) * loss.counts)
+
+
 def first_token(loss: Loss) -> str:
     return (
         f"The rank's first token is counted wrong: {loss.n} ranks do not divide {loss.vocab}. "
@@ -156,7 +180,8 @@ def of_value(loss: Loss) -> list[kit.Slip]:
             f"Your result is {n} times the loss, because it was summed over ranks that all had it already.",
             lambda k: {"y": n * loss.y()},
         ),
-        kit.Slip(f"Your result is the loss divided by {n} ranks.", lambda k: {"y": loss.y() / n}),
+        kit.Slip(by_ranks(loss), lambda k: {"y": loss.y() / n}),
+        kit.Slip(TARGETS_TURNED, lambda k: {"y": elsewheres_logits(loss)}),
     ]
 
 
@@ -196,6 +221,15 @@ def of_gradient(loss: Loss) -> list[kit.Slip]:
     def ignored(k: int, by: int, one_hot: Tensor) -> Tensor:
         return UPSTREAM / by * loss.part(k, soft - one_hot)
 
+    def one_hot_elsewhere(k: int) -> Tensor:
+        """With 1 taken off in the rank's first column for the targets of other ranks alone."""
+        elsewhere = loss.local(k)[1]
+        rows = (
+            loss.part(k, soft)
+            - F.one_hot(loss.first(k), chunk_sizes(loss.vocab, loss.n)[k]) * (elsewhere[..., None])
+        )
+        return UPSTREAM / loss.counts.sum() * rows * loss.counts[..., None]
+
     def counted_from(k: int, each: int) -> Tensor:
         """With 1 taken off where a rank finds the target that counts from rank * each."""
         size = chunk_sizes(loss.vocab, loss.n)[k]
@@ -210,6 +244,10 @@ def of_gradient(loss: Loss) -> list[kit.Slip]:
     )
     slips = [
         kit.Slip(FACTOR_N, scaled(loss.n)),
+        kit.Slip(by_ranks(loss), lambda k: {"y": loss.y() / loss.n, "grad.logits": loss.grad(k) / loss.n}),
+        kit.Slip(
+            TARGETS_TURNED, lambda k: {"y": elsewheres_logits(loss), "grad.logits": one_hot_elsewhere(k)}
+        ),
         kit.Slip("The gradient given to backward was left out. Multiply by it.", scaled(1 / UPSTREAM)),
         kit.Slip("The mean also divides the gradient, by the number of targets that count.", scaled(counted)),
         *(

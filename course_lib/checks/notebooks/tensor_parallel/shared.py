@@ -49,6 +49,12 @@ def interface(text: str) -> str:
     return f"The docstring has the argument `{match[1]}`. Take it, with its default."
 
 
+def other_sizes(text: str) -> bool:
+    """Whether the ranks called the same collective, but with tensors of different sizes."""
+    called = re.findall(r"rank \d+: (\w+) \w+(\[[\d, ]*\])", text)
+    return "collective number" in text and len({op for op, _ in called}) == 1 and len(set(called)) > 1
+
+
 GIVEN = {"after.x": "x", "after.gradient": "the gradient that backward was given"}  # for `and_unwritten`
 MANY = 2.0  # times the bytes of a sum: a layer that sends so much forward is cut the wrong way
 

@@ -9,11 +9,15 @@ import torch
 from torch import Tensor, nn
 
 from course_lib.checks import kit
-from course_lib.checks.notebooks.tensor_parallel.shared import interface
+from course_lib.checks.notebooks.tensor_parallel.shared import interface, other_sizes
 from course_lib.checks.notebooks.tensor_parallel.whole import Whole
 from course_lib.ledger.operation import Operation
 
 NAMES = "Make `weight` and `bias` an nn.Parameter each, because the optimizer finds nothing else."
+UNEVEN = (
+    "The last features belong to no rank. Cut as torch.tensor_split does, which makes the first parts "
+    "longer, or raise a ValueError that says which numbers do not fit."
+)
 OWN_DRAW = (
     "Each rank drew a small layer separately, so from one seed all got the same. Draw the whole layer "
     "on every rank, and keep this rank's part."
@@ -150,6 +154,8 @@ def misfit(whole: Whole, dim: int, gather: bool = False) -> Callable[[str, str, 
         uncut = f"{out}, " if dim == 0 else f", {size}]"
         if name == "p.weight" and uncut in shape:
             return f"nn.Linear.weight is (out, in), so the {cut} are its dimension {dim}. Cut that dimension."
+        if name == "p.weight" and whole.weight.shape[dim] % whole.n:
+            return UNEVEN
         if name == "p.weight":
             return (
                 f"A rank has 1/n of the {cut}, and n is the number of ranks in the group, "
@@ -185,8 +191,25 @@ def row_slips(whole: Whole, parallel: bool) -> list[kit.Slip]:
         "all of it. An all-reduce in forward is an identity in backward, because a sum hands its gradient on "
         "to each of its terms."
     )
+
+    mean = f"The output is the mean over the {n} ranks. Add the terms, and divide nothing."
+    share = f"Only 1/{n} of the bias was added after the sum. Add the whole bias there, once."
+
+    def parts_added_up(k: int) -> Tensor:
+        """The gradient of x where that of every rank's own features was added to those of the others."""
+        parts = whole.for_x.tensor_split(n, -1)
+        if len({part.shape for part in parts}) > 1:
+            return whole.for_x.new_empty(0)  # the ranks do not agree on their collective
+        added = sum(parts, torch.zeros(()))
+        return added if parallel else torch.cat([added] * n, -1)
+
     return [
         *weight_slips(whole, 1),
+        kit.Slip(
+            "The gradients of the ranks' parts of x were added up, although each rank has other features, "
+            "and uses them alone. Leave out identity_all_reduce here. It is for an x that all ranks use.",
+            lambda k: {"grad.x": parts_added_up(k)},
+        ),
         kit.Slip(
             f"The bias counts {n} times, because every rank added it before the sum. Add it once, "
             "after the all-reduce.",
@@ -207,10 +230,16 @@ def row_slips(whole: Whole, parallel: bool) -> list[kit.Slip]:
             ),
             lambda k: {"y": term(k)},
         ),
+        kit.Slip(mean, lambda k: {"y": whole.product / n + bias}),
         kit.Slip(
-            f"The output is the mean over the {n} ranks. Add the terms, and divide nothing.",
-            lambda k: {"y": whole.product / n + bias},
+            mean,
+            lambda k: {
+                "y": whole.product / n + bias,
+                "grad.p.weight": whole.part(k, whole.for_weight, 1) / n,
+            },
         ),
+        kit.Slip(share, lambda k: {"y": whole.product + bias / n}),
+        kit.Slip(share, lambda k: {"y": whole.product + bias / n, "grad.p.bias": whole.for_bias / n}),
         kit.Slip(reduced_twice, lambda k: {"grad.x": n * for_x(k)}),
         kit.Slip(reduced_twice, lambda k: {"grad.p.weight": n * whole.part(k, whole.for_weight, 1)}),
         kit.Slip(
@@ -281,6 +310,12 @@ def linear_trouble(case_of_it: kit.Case, kind: str, text: str) -> str:
     few = bool(case_of_it.groups) and len(case_of_it.groups[0]) < case_of_it.world_size
     if few and "ValueError" in text and re.search(rf"\b{case_of_it.world_size}\b", text):
         return "Count the ranks of the group with dist.get_world_size(group), dist.get_rank(group)."
+    if other_sizes(text):
+        return (
+            "The ranks send tensors of different sizes, but the collective needs the same size on every rank. "
+            "So sum only what every rank has in full, which is x, its gradient, or the terms of y. (`joined` "
+            "also gathers parts that are not equal.)"
+        )
     if kind == "deadlock" or "collective number" in text:
         return "All ranks of the group call the same collectives in the same order, forward and backward."
     return ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from course_lib.checks import kit, words
 from course_lib.checks.judge.layers import runs
-from course_lib.checks.judge.layers.lines import members, saved_line, sent_line, values_line
+from course_lib.checks.judge.layers.lines import members, reply_about, saved_line, sent_line, values_line
 from course_lib.checks.judge.layers.runs import LayerRun
 from course_lib.checks.notebooks.tensor_parallel.loss_slips import of_gradient, of_value
 from course_lib.checks.notebooks.tensor_parallel.losses import Loss, run_of
@@ -31,6 +32,21 @@ NO_TERMS = (
 )
 
 
+KEPT_WHOLE = (
+    "No rank holds the logits of the whole vocabulary, because backward needs only its own part and some "
+    "numbers per token."
+)
+KEPT = (
+    "Autograd kept several tensors as large as the rank's own logits. Backward needs only one of them, the "
+    "exponentials, and some numbers per token."
+)
+LARGEST_GRAPH = (
+    "The largest logit of all ranks was written into a tensor with a graph. So backward looks for it among "
+    "the rank's own logits, and divides 0 by 0 where it is not there. Take logits.detach() before the "
+    "maximum, because the largest logit needs no gradient."
+)
+
+
 def cast(slips: list[kit.Slip], run: LayerRun) -> list[kit.Slip]:
     """Their values, in the dtypes in which they come back."""
 
@@ -45,6 +61,8 @@ def misfit(name: str, came: str, k: int) -> str:
         return "Return one number, the mean over the targets that count."
     if name == "y" and came.startswith(("bfloat16", "float64")):
         return "Compute in float32, with logits.float() if they have 16 bits."
+    if name == "y" and came in ("float", "int"):
+        return "A number has no graph. Return the tensor without dimensions, without .item()."
     return ""
 
 
@@ -69,7 +87,28 @@ def stable(run: LayerRun, loss: Loss, title: str, weight: float) -> kit.Line:
 
 
 def gradient(run: LayerRun, loss: Loss, title: str, weight: float = 1.0) -> kit.Line:
-    return values_line(run, title, names=["grad.logits"], slips=cast(of_gradient(loss), run), weight=weight)
+    slips = cast(of_gradient(loss), run)
+    line = values_line(run, title, names=["grad.logits"], slips=slips, weight=weight)
+
+    def judge(observed: kit.Observed) -> kit.Finding:
+        finding = line.judge(observed)
+        for k, rank in enumerate(members(observed)):
+            came = observed.tensors[rank].get(f"{run.name}.grad.logits")
+            if not finding.ok and came is not None and through_a_maximum(came, loss, k):
+                said = (
+                    f"on rank {rank} the gradient of logits is nan where another rank has the largest logit."
+                )
+                return kit.wrong(said, LARGEST_GRAPH, cause=LARGEST_GRAPH)
+        return finding
+
+    return replace(line, judge=judge)
+
+
+def through_a_maximum(grad: Tensor, loss: Loss, k: int) -> bool:
+    """Whether it is NaN for just those targets whose largest logit rank k does not have."""
+    elsewhere = loss.part(k, loss.logits).amax(-1) < loss.logits.amax(-1)
+    rows = grad.isnan()
+    return bool(elsewhere.any()) and torch.equal(rows, elsewhere[..., None].expand_as(rows))
 
 
 def in_one(run: LayerRun, loss: Loss, title: str, weight: float = 1.0, **more: Any) -> kit.Line:
@@ -111,15 +150,22 @@ def costs(run: LayerRun, loss: Loss) -> list[kit.Line]:
         ),
         sent_line(run, "backward", [0.0] * n, hint=backward),
         own_work(run),
-        kit.essential(
-            saved_line(
-                run,
-                [2 * part + BESIDE * tokens for part in parts],
-                says="No rank holds the logits of the whole vocabulary, because backward needs only "
-                "its own part and some numbers per token.",
-            )
-        ),
+        kept(run, FLOAT * tokens * loss.vocab, [2 * part + BESIDE * tokens for part in parts]),
     ]
+
+
+def kept(run: LayerRun, whole: int, most: list[int]) -> kit.Line:
+    """What forward keeps for backward; a solution that keeps as much as the whole logits misses the point."""
+    line = saved_line(run, most, says=KEPT)
+
+    def judge(observed: kit.Observed) -> kit.Finding:
+        finding = line.judge(observed)
+        kept = [reply_about(observed, rank, run).saved or 0 for rank in members(observed)]
+        if finding.ok or max(kept) < whole:
+            return finding
+        return replace(finding, sentences=(*finding.sentences[:1], KEPT_WHOLE), misses_point=True)
+
+    return replace(line, judge=judge)
 
 
 def trouble(case_of_it: kit.Case, kind: str, text: str) -> str:
