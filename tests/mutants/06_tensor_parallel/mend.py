@@ -97,6 +97,39 @@ def norm_before(x, scale, w1, w2, group=None):
 +    return all_reduce_identity(F.linear(h, w2, b2 / dist.get_world_size(group)), group)
 
 
+# %% wrong: the bias on the first rank
+# is: slip
+# says: The bias is added on some ranks only
+# base: three blocks, mended
+-    return all_reduce_identity(F.linear(h, w2), group) + b2
++    own = b2 if dist.get_rank(group) == 0 else None
++    return all_reduce_identity(F.linear(h, w2, own), group)
+
+
+# %% wrong: h enters no more
+# is: slip
+# says: Every rank uses h for its own columns of B
+# base: three blocks, mended
+-    return F.linear(identity_all_reduce(h, group), w2)
++    return F.linear(h, w2)
+
+
+# %% wrong: the bias's x enters no more
+# is: slip
+# says: Every rank uses x for its own hidden features
+# base: three blocks, mended
+-    h = F.gelu(F.linear(identity_all_reduce(x, group), w1))
++    h = F.gelu(F.linear(x, w1))
+
+
+# %% wrong: the bias enters
+# is: slip
+# says: to sum these copies again counts it N times
+# base: three blocks, mended
+-    return all_reduce_identity(F.linear(h, w2), group) + b2
++    return all_reduce_identity(F.linear(h, w2), group) + identity_all_reduce(b2, group)
+
+
 # %% wrong: no bias
 # is: slip
 # says: The bias is missing. Add it once

@@ -113,6 +113,20 @@ class SequenceParallelNorm(torch.nn.Module):
 +    dist.reduce_scatter(own.view(-1), parts, group=group)
 
 
+# %% wrong: a collective is called on a tensor with a graph
+# is: form
+# says: autograd does not follow it. So `joined`
+# base: what the wrong ones change
+-def all_gather_reduce_scatter(x, group=None):
+-    return Gather.apply(x, group)
++def all_gather_reduce_scatter(x, group=None):
++    n = dist.get_world_size(group)
++    padded = torch.cat([x.movedim(1, 0), x.new_zeros(0, *x.movedim(1, 0).shape[1:])])
++    pieces = padded.new_empty(n * len(padded), *padded.shape[1:])
++    dist.all_gather_into_tensor(pieces, padded, group=group)
++    return torch.cat(pieces.chunk(n)).movedim(0, 1).contiguous()
+
+
 # %% wrong: each keeps its part of its own gradient
 # is: slip
 # says: the gradients are summed, and the rank gets its part of the sum
@@ -219,6 +233,31 @@ class SequenceParallelNorm(torch.nn.Module):
 -            x, self.norm.normalized_shape, weight, bias, self.norm.eps
 -        )
 +        return self.norm(x)
+
+
+# %% wrong: the norm's weights are summed in forward
+# is: slip
+# says: weight and bias were summed in forward
+# base: what the wrong ones change
+-class SequenceParallelNorm(torch.nn.Module):
++class Terms(torch.autograd.Function):
++    @staticmethod
++    def forward(ctx, x, group):
++        total = x.clone()
++        dist.all_reduce(total, group=group)
++        return total
++
++    @staticmethod
++    def backward(ctx, grad):
++        return grad, None
++
++
++class SequenceParallelNorm(torch.nn.Module):
+@@
+-            Summed.apply(self.norm.weight, self.group),
+-            Summed.apply(self.norm.bias, self.group),
++            Terms.apply(self.norm.weight, self.group),
++            Terms.apply(self.norm.bias, self.group),
 
 
 # %% wrong: the gradient of the norm's weights averaged

@@ -396,7 +396,7 @@ def vocab_parallel_cross_entropy(logits, target, group=None, *, vocab_size=None,
 # says: Autograd kept several tensors as large
 # base: composed of autograd's own operations
 -    own = torch.where(here, shifted.gather(-1, index.unsqueeze(-1)).squeeze(-1), 0.0)
-+    one = torch.nn.functional.one_hot(index, logits.shape[-1]).float() * here[..., None]
++    one = torch.nn.functional.one_hot(index, logits.shape[-1]) * here[..., None]
 +    own = (shifted * one).sum(-1)
 
 

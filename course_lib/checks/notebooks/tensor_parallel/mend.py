@@ -29,6 +29,18 @@ DIVIDED_BIAS = (
     "Each rank adds a share of the bias, so the sum is right, but b2 then gets a share of its "
     "gradient. Add all of it behind the sum."
 )
+SOME_BIAS = (
+    "The bias is added on some ranks only, so it has a gradient only there, and the other copies stay "
+    "behind. Every rank adds it, behind the sum."
+)
+H_ALONE = (
+    "The sum is in its place, but the gradient of h is only this rank's own term. Every rank uses h for its "
+    "own columns of B, so h enters the second product through identity_all_reduce, as before."
+)
+X_ALONE = (
+    "The gradient of x is only this rank's own term. Every rank uses x for its own hidden features, so x "
+    "enters through identity_all_reduce, as before."
+)
 NO_ENTRANCE = (
     "The gradient that goes back through the norm is this rank's own term. Every rank uses the norm's output "
     "for its own hidden features, so it enters the region there."
@@ -102,10 +114,15 @@ def rows_then_columns(draw: kit.Draw, n: int) -> tuple[LayerRun, list[kit.Slip]]
     block = Block(0, n, {"x": 1, "w1": 1, "w2": 0}, 1, (x, w1, w2), y, g)
     inputs, wanted = block.inputs(), block.wanted()
     terms = [F.gelu(F.linear(a, b)) for a, b in zip(inputs["x"], inputs["w1"], strict=True)]
+    own = [
+        gradients(F.linear(F.gelu(F.linear(x, w1)), part), (x,), of_part)[0]
+        for part, of_part in zip(inputs["w2"], block.parts(g, 1), strict=True)
+    ]
     return block.run(), [
         kit.Slip(GELU_OF_TERMS, lambda k: {"y": F.linear(terms[k], inputs["w2"][k])}),
         kit.Slip(GELU_SUMMED, lambda k: {"y": F.linear(total(terms), inputs["w2"][k])}),
         kit.Slip(FACTOR_N, lambda k: {"y": wanted["y"][k], "grad.x": n * wanted["grad.x"][k]}),
+        kit.Slip(H_ALONE, lambda k: {"y": wanted["y"][k], "grad.x": block.parts(own[k], 1)[k]}),
     ]
 
 
@@ -115,7 +132,11 @@ def bias_behind(draw: kit.Draw, n: int) -> tuple[LayerRun, list[kit.Slip]]:
     y = F.linear(F.gelu(F.linear(x, w1)), w2, b2)
     g = draw.normal(TOKENS, WIDTH, dtype=torch.float64)
     block = Block(1, n, {"x": None, "w1": 0, "w2": 1, "b2": None}, None, (x, w1, w2, b2), y, g)
-    wanted, bias = block.wanted(), b2.detach()
+    inputs, wanted, bias = block.inputs(), block.wanted(), b2.detach()
+    own = [
+        gradients(F.linear(F.gelu(F.linear(x, a)), b), (x,), g)[0]
+        for a, b in zip(inputs["w1"], inputs["w2"], strict=True)
+    ]
     return block.run(), [
         kit.Slip(
             (
@@ -126,6 +147,8 @@ def bias_behind(draw: kit.Draw, n: int) -> tuple[LayerRun, list[kit.Slip]]:
         ),
         kit.Slip(FORGOTTEN_BIAS, lambda k: {"y": wanted["y"][k] - bias}),
         kit.Slip(DIVIDED_BIAS, lambda k: {"grad.b2": wanted["grad.b2"][k] / n}),
+        kit.Slip(X_ALONE, lambda k: {"y": wanted["y"][k], "grad.x": own[k]}),
+        kit.Slip(FACTOR_N, lambda k: {"y": wanted["y"][k], "grad.b2": n * wanted["grad.b2"][k]}),
         kit.Slip(FACTOR_N, lambda k: {"grad.w2": n * wanted["grad.w2"][k]}),
     ]
 
@@ -153,7 +176,7 @@ def norm_before(draw: kit.Draw, n: int) -> tuple[LayerRun, list[kit.Slip]]:
 BLOCKS: tuple[Callable[[kit.Draw, int], tuple[LayerRun, list[kit.Slip]]], ...] = (
     rows_then_columns, bias_behind, norm_before,
 )  # fmt: skip
-OTHERWISE = (
+OTHERWISE = (  # where the first two have a wrong output, and the third wrong gradients
     "The sum belongs between the first matrix and gelu, and nothing else has to change.",
     "Add up the terms without a bias, and add the bias to the sum.",
     "The norm's output enters the region through identity_all_reduce, and nothing else has to change.",
@@ -167,13 +190,21 @@ def hint(ratio: float, done: list[Any]) -> str:
     return "One all-reduce in each direction is enough." if ratio > 1 else ""
 
 
+def misfit(name: str, came: str, k: int) -> str:
+    return SOME_BIAS if (name, came) == ("grad.b2", "None") else ""
+
+
 def lines(run: LayerRun, slips: list[kit.Slip], title: str, weight: float) -> list[kit.Line]:
     """Values and gradients, then the bytes: each block has one sum forward and one backward."""
     size = TOKENS * (HIDDEN if run.object == 0 else WIDTH) * torch.float64.itemsize
     name, least = NAMES[run.object], [least_bytes(run.size, size)] * run.size
-    values = values_line(
-        run, f"{name}{title}", slips=slips, otherwise=OTHERWISE[run.object], weight=2 * weight
+    says = OTHERWISE[run.object]
+    output = values_line(run, "", names=["y"], slips=slips, otherwise="" if run.object == 2 else says)
+    rest = [key for key in run.wanted[0] if key != "y"]
+    back = values_line(
+        run, "", names=rest, slips=slips, misfit=misfit, otherwise=says if run.object == 2 else ""
     )
+    values = kit.Line(f"{name}{title}", kit.both(output.judge, back.judge), 2 * weight)
     sent = [
         sent_line(run, way, least, hint=hint, weight=0.25 * weight, title=f"{name}{title}: bytes {way}")
         for way in ("forward", "backward")

@@ -201,6 +201,11 @@ def trouble(case_of_it: kit.Case, kind: str, text: str) -> str:
         return said
     if case_of_it.title == UNEVEN and kind != "deadlock":
         return "Look first whether N divides the length of the sequence, and raise a ValueError that says so."
+    if "created in no_grad mode" in text:
+        return (
+            "A collective was called on a tensor with a graph, but autograd does not follow it. So `joined` "
+            "and `summed_part` need a backward. Hand both to `Conjugate`, one for each direction."
+        )
     if "not contiguous" in text:
         return "A part along the sequence is a view with gaps, so call contiguous() before it is sent."
     came, expected = WRONG_SHAPE.search(text), EXPECTED_SHAPE.search(text)

@@ -23,6 +23,18 @@ SUMMED_BEHIND = (
 )
 
 
+SUMMED_IN_FORWARD = (
+    "The norm's weight and bias were summed in forward, although every rank has all of them. Use the "
+    "function that does nothing in forward and sums gradients in backward."
+)
+
+
+def misfit(name: str, came: str, k: int) -> str:
+    if name in ("p.weight", "p.bias") and came == "None":
+        return "Take over the norm's own parameters, as they are, because the optimizer finds nothing else."
+    return ""
+
+
 def parts(tensor: Tensor, n: int, dim: int = SEQ) -> list[Tensor]:
     return [part.contiguous() for part in tensor.tensor_split(n, dim)]
 
@@ -92,6 +104,8 @@ def norm_wrong(run: LayerRun) -> list[kit.Slip]:
         # uneven parts have no sum
         *([kit.Slip(SUMMED_BEHIND, lambda k: {"grad.x": summed_behind(k)})] if even else []),
         kit.Slip("The norm's own weight and bias were left out.", lambda k: {"y": plain[k]}),
+        kit.Slip(SUMMED_IN_FORWARD, lambda k: {"y": n * run.wanted[k]["y"]}),
+        kit.Slip(SUMMED_IN_FORWARD, lambda k: {"y": n * run.wanted[k]["y"], "grad.x": n * for_x[k]}),
         kit.Slip(
             f"The norm's eps is left out. It is {EPS:g} here, not LayerNorm's usual 1e-05, so use norm.eps.",
             lambda k: {"y": other_eps(k)},
@@ -112,7 +126,9 @@ def norm_lines(run: LayerRun) -> list[kit.Line]:
         return "The gradients of weight and bias, 2 x width numbers, are summed, and nothing else."
 
     return [
-        values_line(run, "norm on parts: forward", names=["y", "p.weight", "p.bias"], slips=slips),
+        values_line(
+            run, "norm on parts: forward", names=["y", "p.weight", "p.bias"], slips=slips, misfit=misfit
+        ),
         values_line(
             run, "norm on parts: gradients", names=["grad.x", "grad.p.weight", "grad.p.bias"],
             slips=slips, weight=2,

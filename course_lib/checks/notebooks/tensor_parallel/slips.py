@@ -312,9 +312,9 @@ def linear_trouble(case_of_it: kit.Case, kind: str, text: str) -> str:
         return "Count the ranks of the group with dist.get_world_size(group), dist.get_rank(group)."
     if other_sizes(text):
         return (
-            "The ranks send tensors of different sizes, but the collective needs the same size on every rank. "
-            "So sum only what every rank has in full, which is x, its gradient, or the terms of y. (`joined` "
-            "also gathers parts that are not equal.)"
+            "The ranks send tensors of different sizes, but the collective needs the same size on every "
+            "rank. So sum only what every rank has in full, which is x, its gradient, or the terms of y. "
+            "(`joined` also gathers parts that are not equal.)"
         )
     if kind == "deadlock" or "collective number" in text:
         return "All ranks of the group call the same collectives in the same order, forward and backward."
