@@ -15,6 +15,23 @@ kind_11 = "R"
 kind_12 = "P"
 
 
+# %% wrong: every rank has all of A
+# is: slip
+# says: has the columns of A for some of the hidden features
+kind_1 = "R"
+kind_2 = "S(1)"
+kind_3 = "S(0)"
+kind_4 = "P"
+kind_5 = "R"
+kind_6 = "R"
+kind_7 = "R"
+kind_8 = "S(1)"
+kind_9 = "S(1)"
+kind_10 = "P"
+kind_11 = "R"
+kind_12 = "P"
+
+
 # %% wrong: hidden features lie along the tokens
 # is: slip
 # says: Dimension 0 of h has the tokens

@@ -113,20 +113,6 @@ class SequenceParallelNorm(torch.nn.Module):
 +    dist.reduce_scatter(own.view(-1), parts, group=group)
 
 
-# %% wrong: a collective is called on a tensor with a graph
-# is: form
-# says: autograd does not follow it. So `joined`
-# base: what the wrong ones change
--def all_gather_reduce_scatter(x, group=None):
--    return Gather.apply(x, group)
-+def all_gather_reduce_scatter(x, group=None):
-+    n = dist.get_world_size(group)
-+    padded = torch.cat([x.movedim(1, 0), x.new_zeros(0, *x.movedim(1, 0).shape[1:])])
-+    pieces = padded.new_empty(n * len(padded), *padded.shape[1:])
-+    dist.all_gather_into_tensor(pieces, padded, group=group)
-+    return torch.cat(pieces.chunk(n)).movedim(0, 1).contiguous()
-
-
 # %% wrong: each keeps its part of its own gradient
 # is: slip
 # says: the gradients are summed, and the rank gets its part of the sum

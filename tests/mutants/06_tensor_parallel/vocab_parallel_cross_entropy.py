@@ -393,7 +393,7 @@ def vocab_parallel_cross_entropy(logits, target, group=None, *, vocab_size=None,
 
 # %% wrong: autograd keeps a row of zeros and ones for each target
 # is: detail
-# says: Autograd kept several tensors as large
+# says: Forward keeps several tensors as large
 # base: composed of autograd's own operations
 -    own = torch.where(here, shifted.gather(-1, index.unsqueeze(-1)).squeeze(-1), 0.0)
 +    one = torch.nn.functional.one_hot(index, logits.shape[-1]) * here[..., None]

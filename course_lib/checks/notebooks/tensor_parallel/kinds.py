@@ -29,7 +29,8 @@ class Asked:
 
 
 ASKED = (
-    Asked("w1", "S(0)", {"S(1)": f"{WEIGHT} The columns of A are its rows, dimension 0."}, OWN_FEATURES),
+    Asked("w1", "S(0)", {"S(1)": f"{WEIGHT} The columns of A are its rows, dimension 0."},
+          "A rank has the columns of A for some of the hidden features, and every rank has others."),
     Asked("h", "S(1)", {"S(0)": "Dimension 0 of h has the tokens, and every rank has all of them."},
           OWN_FEATURES),
     Asked("w2", "S(1)", {"S(0)": f"{WEIGHT} The rows of B are its columns, dimension 1."},

@@ -138,7 +138,8 @@ SAVED: dict[str, kit.Formula] = {
     "of dropout. Count activations here.": kept((10, 4, 0), (24, 30, 34)),
 }
 LOSS: dict[str, kit.Formula] = {
-    "An all-reduce has two phases: 2 (N-1)/N.": lambda n, t: (n - 1) / n * 12 * t,
+    "An all-reduce has two phases, 2 (N-1)/N, and a float32 number has 4 bytes. You left out a factor "
+    "of 2 in one of these.": lambda n, t: (n - 1) / n * 12 * t,
     "You counted one number per token, but there are three, the largest logit, the sum of "
     "exponentials and the target's logit.": lambda n, t: 2 * (n - 1) / n * 4 * t,
     "You counted two numbers per token, but the ranks must also agree on the largest logit first.": (

@@ -37,8 +37,8 @@ KEPT_WHOLE = (
     "numbers per token."
 )
 KEPT = (
-    "Autograd kept several tensors as large as the rank's own logits. Backward needs only one of them, the "
-    "exponentials, and some numbers per token."
+    "Forward keeps several tensors as large as the rank's own logits, but backward needs only one of them, "
+    "the exponentials, and some numbers per token."
 )
 LARGEST_GRAPH = (
     "The largest logit of all ranks was written into a tensor with a graph. So backward looks for it among "
