@@ -155,7 +155,7 @@ def costs(run: LayerRun, loss: Loss) -> list[kit.Line]:
 
 
 def kept(run: LayerRun, whole: int, most: list[int]) -> kit.Line:
-    """The bytes kept for backward; a solution that keeps as many as the whole logits have misses the point."""
+    """The bytes kept for backward; a solution that keeps as many as the whole logits misses the point."""
     line = saved_line(run, most, says=KEPT)
 
     def judge(observed: kit.Observed) -> kit.Finding:
