@@ -1586,9 +1586,8 @@ def loss_bytes_sent(n: int, tokens: int) -> float:
 # - `logits` has the shape (..., size of this rank's part of the vocabulary). The vocabulary is cut as `part`
 #   does. `target` has the shape (...). It contains tokens of the whole vocabulary and is the same on all
 #   ranks. `vocab_size` is the size of the whole vocabulary.
-# - Return the mean loss over the targets that are not `ignore_index` (those with True in `counts`, which is
-#   given). Every rank returns the same mean, in the dtype that the first line gives the logits. Do not
-#   change `logits`.
+# - Return the mean loss over the targets that are not `ignore_index` (True in the given `counts`). Every
+#   rank returns the same mean, in the dtype that the first line gives the logits. Do not change `logits`.
 # - The tensors kept for backward may be as large as the rank's own logits, but not as large as the logits of
 #   all ranks.
 # - The ranks communicate at most three numbers for each target in forward, and nothing in backward.
