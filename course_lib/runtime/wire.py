@@ -222,11 +222,11 @@ def _name_of(obj: Any) -> str:
     """ "torch.ops.aten.mm", for an operator, or a module that cannot be imported by name; "" for others."""
     if isinstance(obj, OPERATORS):
         return f"torch.ops.{obj}"
-    if isinstance(obj, ModuleType) and (
-        type(obj) is not ModuleType or obj.__name__ not in sys.modules
-    ):
-        return obj.__name__
-    return ""
+    if not isinstance(obj, ModuleType):
+        return ""
+    # A module that a student made by hand is in no list either, and travels by value.
+    unlisted = obj.__name__.startswith("torch.") and obj.__name__ not in sys.modules
+    return obj.__name__ if unlisted or type(obj) is not ModuleType else ""
 
 
 def _named(name: str) -> Any:

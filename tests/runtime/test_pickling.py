@@ -158,6 +158,12 @@ def test_it_is_the_same_one(value: Any) -> None:
     assert there_and_back(value) is value
 
 
+def test_a_module_made_by_hand_travels_by_value() -> None:
+    module = ModuleType("made_by_hand")
+    module.__dict__["number"] = 7
+    assert there_and_back(module).number == 7
+
+
 def test_a_module_of_a_students_own_kind_is_no_name() -> None:
     """A module that cannot be found by its name is not sent by its name."""
 
