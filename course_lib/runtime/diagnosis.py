@@ -25,6 +25,7 @@ REMEDIES = (
 )
 FIRST_CALLS, LAST_CALLS = 10, 5  # of a traceback, if there are more
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+OPEN_WORK = "returned without waiting for"  # see `rank.refuse_open_work`
 # errors of gloo and NCCL on a rank whose peer was lost: a consequence, never the cause
 DISAGREE = ("do not agree on their collective", "the two ends of ")
 CONSEQUENCE = re.compile(
@@ -143,14 +144,17 @@ def error_failure(
     if first.unwritten:
         said = f"`{first.unwritten}` is not written yet."
         return Failure("unwritten", said, said, reports)
-    unfinished = "returned without waiting for" in first.error_text and ours
+    open_work = [r for r in causes if OPEN_WORK in reports[r].error_text]
+    unfinished = OPEN_WORK in first.error_text and ours
     alike = [r for r in causes if reports[r].error_type == first.error_type]
-    who = (
-        "all ranks" if len(alike) == world_size else f"rank{'s' * (len(alike) > 1)} {listed(alike)}"
-    )
-    if ours:
-        texts = list(dict.fromkeys(reports[r].error_text for r in causes))
-        headline = texts[0] if not unfinished else f"{who}: {texts[0]}"
+    if unfinished:  # a rank's text names only the messages of this rank
+        alike = [r for r in open_work if reports[r].error_text == first.error_text]
+    who = "all ranks" if len(alike) == world_size else ranks_text(alike)
+    others = [r for r in open_work if unfinished and r not in alike]
+    if unfinished:
+        headline = f"{who}: {first.error_text}"
+    elif ours:
+        headline = reports[causes[0]].error_text
     else:
         headline = f"{who} raised {first.error_type}: {first.error_text}".removesuffix(": ")
     merged: dict[str, list[int]] = {}
@@ -165,6 +169,8 @@ def error_failure(
     rest = {r: report for r, report in reports.items() if r not in causes}
     remedy = next((says for text, says in REMEDIES if text in first.error_text), None)
     lines = [headline, *([remedy] if remedy else []), *describe(rest), *blocks]
+    if others:
+        lines.insert(1, f"{ranks_text(others).capitalize()} did not wait for every handle either.")
     return Failure("unfinished" if unfinished else "error", headline, "\n".join(lines), reports)
 
 

@@ -640,7 +640,27 @@ def test_a_message_whose_handle_is_dropped_arrives(numel: int) -> None:
         dist.recv(y, (rank - 1) % n)
         dist.recv(y, (rank + 1) % n)
 
-    fails(body, RankError, "all ranks: the function returned without waiting for isend(dst=1)")
+    fails(
+        body,
+        RankError,
+        "rank 0: the function returned without waiting for isend(dst=1)",
+        "Ranks 1 and 2 did not wait for every handle either.",
+    )
+
+
+def test_ranks_that_forget_the_same_message_are_told_together() -> None:
+    def body() -> None:
+        x = torch.ones(4)
+        if dist.get_rank() == 0:
+            dist.recv(x, 1)
+            dist.recv(x, 2)
+        else:
+            dist.isend(x, 0)
+
+    error = fails(
+        body, RankError, "ranks 1 and 2: the function returned without waiting for isend(dst=0)"
+    )
+    assert "either" not in str(error)
 
 
 def test_a_line_that_begins_many_messages_is_quoted_once() -> None:
