@@ -276,7 +276,7 @@ def torn(account: Account, cut: Cut) -> list[str]:
 
 
 def names_before_bytes(account: Account, cut: Cut) -> bool:
-    """Whether a torn file is synced only later, or no file is: who forgets a single file knows the order."""
+    """Whether a torn file is synced only later, or no file is. An answer without one sync knows the order."""
     synced = [arguments[0] for method, arguments in account.operations if method == "sync"]
     later = [arguments[0] for method, arguments in account.operations[cut.done :] if method == "sync"]
     return not synced or any(name in later for name in torn(account, cut))
