@@ -340,7 +340,7 @@ class ColumnParallelLinear(torch.nn.Module):
 
 # %% wrong: the remainder is lost
 # is: detail
-# says: The last features belong to no rank
+# says: The remaining features belong to no rank
 # base: what the wrong ones change
 -        if out_features % n:
 -            raise ValueError(f"out_features={out_features} cannot be shared equally by {n} ranks")
@@ -666,3 +666,21 @@ class ColumnParallelLinear(torch.nn.Module):
 +        y = Enter.apply(x, self.group) @ self.weight.T
 +        if self.bias is not None:
 +            y = y + self.bias
+
+
+# %% wrong: chunk() cuts what does not divide, so the last rank has the least
+# is: slip
+# says: torch.chunk cuts in this way
+# base: what the wrong ones change
+-        parts = [torch.empty_like(y) for _ in range(ctx.n)]
+-        dist.all_gather(parts, y.contiguous(), group=group)
+-        return torch.cat(parts, -1)
++        largest = torch.tensor(y.shape[-1])
++        dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)
++        filled = torch.nn.functional.pad(y, (0, largest.item() - y.shape[-1]))
++        parts = [torch.empty_like(filled) for _ in range(ctx.n)]
++        dist.all_gather(parts, filled.contiguous(), group=group)
++        return torch.cat(parts, -1)
+@@
+-        if out_features % n:
+-            raise ValueError(f"out_features={out_features} cannot be shared equally by {n} ranks")

@@ -365,7 +365,7 @@ class RowParallelLinear(torch.nn.Module):
 
 # %% wrong: the remainder is lost
 # is: detail
-# says: The last features belong to no rank
+# says: The remaining features belong to no rank
 # base: what the wrong ones change
 -        ctx.group, ctx.n = group, dist.get_world_size(group)
 -        return x.chunk(ctx.n, -1)[dist.get_rank(group)].contiguous()
@@ -540,3 +540,11 @@ class RowParallelLinear(torch.nn.Module):
 +        dist.reduce_scatter_tensor(mine, flat, group=group)
 +        dist.all_gather_into_tensor(flat, mine, group=group)
 +        return flat[: y.numel()].view(y.shape)
+
+
+# %% wrong: chunk() cuts what does not divide, so the last rank has the least
+# is: slip
+# says: do not have equally many features in this case
+# base: what the wrong ones change
+-        if in_features % n:
+-            raise ValueError(f"in_features={in_features} cannot be shared equally by {n} ranks")

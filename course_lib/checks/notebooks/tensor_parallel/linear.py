@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor
 
@@ -203,16 +202,11 @@ def unfollowed(name: str, came: str, k: int) -> str:
     return NOT_FOLLOWED if (name, came) == ("grad.x", "None") else ""
 
 
-def with_odd(
-    title: str, cut: Cut, name: str, called: str, odd: Cut, sizes: Sequence[int], **more: Any
-) -> kit.Case:
-    """A layer, and one whose features the ranks do not divide; sizes: features and ranks."""
-    run, uneven = cut.run(name), odd.run("uneven", refuses=True)
-    refusal = values_or_refusal_line(
-        uneven, "{} features, {} ranks".format(*sizes), sizes, slips=odd.slips,
-        misfit=odd.misfit,
-    )  # fmt: skip
-    return layer_case(title, [run, uneven], [*cut.lines(run, called, 1), refusal], **more)
+def odd_case(odd: Cut, features: int) -> kit.Case:
+    """Features that the ranks do not divide."""
+    run, title = odd.run("uneven", refuses=True), f"{features} features, {odd.whole.n} ranks"
+    refusal = values_or_refusal_line(run, title, (features, odd.whole.n), slips=odd.slips, misfit=odd.misfit)
+    return layer_case(title, [run], [refusal])
 
 
 def one_rank(run: LayerRun) -> kit.Case:
@@ -229,16 +223,18 @@ def column_parallel_linear(draw: kit.Draw) -> Iterator[kit.Case]:
     lines = [*cut.lines(run, "4 ranks, 12 features", 2), *wide.large_lines(large, "4 ranks, 2,048 features")]
     yield layer_case("4 ranks", [run, large], lines)
     cut = column(Whole.draw(draw, 2, (draw.integer(5, 9), 6), (2, 4), bias=False), True)
-    odd, called = column(Whole.draw(draw, 2, (4, 7), (3,)), True), "gather_output, no bias, group {1, 2}"
-    yield with_odd("sub-group", cut, "gathered", called, odd, (7, 2), members=SUB_GROUP, world_size=3)
+    run, called = cut.run("gathered"), "gather_output, no bias, group {1, 2}"
+    yield layer_case("sub-group", [run], cut.lines(run, called, 1), members=SUB_GROUP, world_size=3)
     cut = column(Whole.draw(draw, 3, (5, 6), (4,)), True)
     run = cut.run("flat")
     yield layer_case("3 ranks", [run], cut.lines(run, "gather_output, 3 ranks", 1.5))
+    yield odd_case(column(Whole.draw(draw, 3, (4, 7), (3,)), True), 7)  # torch.chunk: 3, 3 and 1
     yield one_rank(column(Whole.draw(draw, 1, (4, 5), (3,)), True).run("one"))
     if draw.hidden:
         cut = column(Whole.draw(draw, 4, (3, 4), (2,)), True)
-        odd = column(Whole.draw(draw, 4, (3, 10), (2, 2)), False)
-        yield with_odd("hidden", cut, "narrow", "a feature for each rank", odd, (10, 4))
+        run = cut.run("narrow")
+        yield layer_case("hidden", [run], cut.lines(run, "a feature for each rank", 1))
+        yield odd_case(column(Whole.draw(draw, 4, (3, 10), (2, 2)), False), 10)
 
 
 @kit.exercise(
@@ -252,13 +248,15 @@ def row_parallel_linear(draw: kit.Draw) -> Iterator[kit.Case]:
     lines += wide.large_lines(large, "4 ranks, 2,048 features")
     yield layer_case("4 ranks", [run, large], lines)
     cut = row(Whole.draw(draw, 2, (6, draw.integer(5, 9)), (2, 4), bias=False), False)
-    odd, called = row(Whole.draw(draw, 2, (7, 4), (3,)), False), "the whole x, no bias, group {1, 2}"
-    yield with_odd("sub-group", cut, "whole", called, odd, (7, 2), members=SUB_GROUP, world_size=3)
+    run, called = cut.run("whole"), "the whole x, no bias, group {1, 2}"
+    yield layer_case("sub-group", [run], cut.lines(run, called, 1), members=SUB_GROUP, world_size=3)
     cut = row(Whole.draw(draw, 3, (6, 5), (4,)), False)
     run = cut.run("flat")
     yield layer_case("3 ranks", [run], cut.lines(run, "the whole x, 3 ranks", 1.5))
+    yield odd_case(row(Whole.draw(draw, 3, (7, 4), (3,)), False), 7)
     yield one_rank(row(Whole.draw(draw, 1, (4, 5), (3,)), True).run("one"))
     if draw.hidden:
         cut = row(Whole.draw(draw, 4, (4, 3), (2,)), True)
-        odd = row(Whole.draw(draw, 4, (10, 3), (2, 2)), True)
-        yield with_odd("hidden", cut, "narrow", "a feature for each rank", odd, (10, 4))
+        run = cut.run("narrow")
+        yield layer_case("hidden", [run], cut.lines(run, "a feature for each rank", 1))
+        yield odd_case(row(Whole.draw(draw, 4, (10, 3), (2, 2)), True), 10)

@@ -15,8 +15,8 @@ from course_lib.ledger.operation import Operation
 
 NAMES = "Make `weight` and `bias` an nn.Parameter each, because the optimizer finds nothing else."
 UNEVEN = (
-    "The last features belong to no rank. Cut as torch.tensor_split does, which makes the first parts "
-    "longer, or raise a ValueError that says which numbers do not fit."
+    "Cut as torch.tensor_split does, which makes the first parts longer by one feature, or raise a "
+    "ValueError that says which numbers do not fit."
 )
 OWN_DRAW = (
     "Each rank drew a small layer separately, so from one seed all got the same. Draw the whole layer "
@@ -155,7 +155,11 @@ def misfit(whole: Whole, dim: int, gather: bool = False) -> Callable[[str, str, 
         if name == "p.weight" and uncut in shape:
             return f"nn.Linear.weight is (out, in), so the {cut} are its dimension {dim}. Cut that dimension."
         if name == "p.weight" and whole.weight.shape[dim] % whole.n:
-            return UNEVEN
+            sizes = [len(part) for part in torch.arange(whole.weight.shape[dim]).tensor_split(whole.n)]
+            numbers = [int(digits) for digits in re.findall(r"\d+", shape)]
+            if len(numbers) == 2 and numbers[dim] > sizes[k]:
+                return f"torch.chunk cuts in this way, and its last part can be much shorter. {UNEVEN}"
+            return f"The remaining features belong to no rank, or only to the last one. {UNEVEN}"
         if name == "p.weight":
             return (
                 f"A rank has 1/n of the {cut}, and n is the number of ranks in the group, "
@@ -310,6 +314,11 @@ def linear_trouble(case_of_it: kit.Case, kind: str, text: str) -> str:
     few = bool(case_of_it.groups) and len(case_of_it.groups[0]) < case_of_it.world_size
     if few and "ValueError" in text and re.search(rf"\b{case_of_it.world_size}\b", text):
         return "Count the ranks of the group with dist.get_world_size(group), dist.get_rank(group)."
+    if other_sizes(text) and case_of_it.title.endswith(f" features, {case_of_it.world_size} ranks"):
+        return (
+            "The ranks do not have equally many features in this case, so their parts differ in size. "
+            "`joined` gathers such parts. Or raise a ValueError that says which numbers do not fit."
+        )
     if other_sizes(text):
         return (
             "The ranks send tensors of different sizes, but the collective needs the same size on every "
