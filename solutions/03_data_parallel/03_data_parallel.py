@@ -338,7 +338,7 @@ for n, world_size in cases if ready(shard_indices, samples_each) else ():
     if None in shards:
         print("shard_indices returned None instead of a list. Does it end with a `return`?")
         break
-    twice = sum(map(len, shards)) - len({index for shard in shards for index in shard})
+    twice = sum(map(len, shards)) - len({int(index) for shard in shards for index in shard})
     print(
         f"{n:6} samples, {world_size:2} ranks: you say {samples_each(n, world_size)}, "
         f"your sampler gives ({len(shards[0])}, {twice})"
