@@ -199,3 +199,17 @@ def norm_before(x, scale, w1, w2, group=None):
 -    normed = identity_all_reduce(F.layer_norm(x, x.shape[-1:], scale), group)
 -    h = F.gelu(F.linear(normed, w1))
 +    h = F.gelu(Enter.apply(F.layer_norm(x, x.shape[-1:], scale), group) @ w1.T)
+
+
+# %% wrong: the group is forgotten
+# is: detail
+# says: pass group= to every operation
+# base: three blocks, mended
+-    h = F.gelu(all_reduce_identity(F.linear(x, w1), group))
++    h = F.gelu(all_reduce_identity(F.linear(x, w1)))
+@@
+-    return all_reduce_identity(F.linear(h, w2), group) + b2
++    return all_reduce_identity(F.linear(h, w2)) + b2
+@@
+-    normed = identity_all_reduce(F.layer_norm(x, x.shape[-1:], scale), group)
++    normed = identity_all_reduce(F.layer_norm(x, x.shape[-1:], scale))

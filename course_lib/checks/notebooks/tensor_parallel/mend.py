@@ -222,10 +222,11 @@ def mend(draw: kit.Draw) -> Iterator[kit.Case]:
     for block, name in zip(BLOCKS, NAMES, strict=True):  # apart: a block that raises costs itself alone
         run, slips = block(draw, 2)
         yield layer_case(name, [run], lines(run, slips, "", 1))
+    for block, name in zip(BLOCKS, NAMES, strict=True):  # last: one that hangs ends the check
+        run, slips = block(draw, 2)
+        group = lines(run, slips, ", group {1, 3}", 0.25)
+        yield layer_case(f"{name}, group", [run], group, members=(1, 3), world_size=4)
     if draw.hidden:
         for block, name in zip(BLOCKS, NAMES, strict=True):
-            run, slips = block(draw, 2)
-            group = lines(run, slips, ", group {1, 3}", 0.25)
-            yield layer_case(f"{name}, group", [run], group, members=(1, 3), world_size=4)
             run, slips = block(draw, 4)
             yield layer_case(f"{name}, 4 ranks", [run], lines(run, slips, ", 4 ranks", 0.5))
