@@ -25,6 +25,14 @@
 +            dkv = torch.zeros_like(kv)
 
 
+# %% wrong: the gradient of q added in bfloat16
+# is: detail
+# says: gradient of q is less exact than one rounding makes it
+# base: blocks merged by their logarithms
+-        dq = torch.zeros_like(q5)
++        dq = torch.zeros_like(q5, dtype=q.dtype)
+
+
 # %% wrong: masked and not skipped
 # is: detail
 # says: Skip blocks that the mask hides whole

@@ -332,6 +332,14 @@ def tiled_attention(q, k, v, block=256, causal=False):
     return out.transpose(1, 2)
 
 
+# %% wrong: gradients added in bfloat16
+# is: detail
+# says: gradient of q in bfloat16 has larger errors than one rounding makes
+# base: a maximum and a sum
+-        dq, dk, dv = (torch.zeros(x.shape, dtype=kind) for x in (q, k, v))
++        dq, dk, dv = (torch.zeros_like(x) for x in (q, k, v))
+
+
 # %% wrong: rounded in every tile
 # is: idea
 # says: Sums over many tiles need more digits

@@ -223,16 +223,22 @@ def far_from_zero(spread: Spread) -> Spread:
 
 
 def rounded(draw: kit.Draw, way: str, n: int) -> kit.Case:
-    """bfloat16 parts whose partial results are large, and cancel: alternately +8 and -8 at all ranks."""
+    """bfloat16 parts whose partial results are large, and cancel: alternately +8 and -8 at all ranks.
+
+    A gradient of scores sums to 0 over the keys, so an element 8 of all keys, of which q sees nothing, does
+    the same to the sums of q's gradient.
+    """
     drawn = judged(way, Spread.draw(draw, n, 16 * n, name="bfloat16", dtype=torch.bfloat16))
     shift = torch.where(drawn.owner % 2 == 0, 8.0, -8.0)[:, None, None]
     whole = drawn.whole
     exact = [x.to(torch.bfloat16).double() for x in (whole.v + shift, whole.grad + shift)]
-    spread = replace(drawn, whole=whole.but(q=whole.q / 4, v=exact[0], grad=exact[1]))
+    q, k = whole.q / 4, whole.k.clone()
+    q[..., 0], k[..., 0] = 0.0, 8.0
+    spread = replace(drawn, whole=whole.but(q=q, k=k, v=exact[0], grad=exact[1]))
     lines = (
-        [precise_line(spread, "y", "bfloat16, added in float32"), half_bytes_line(spread)]
+        [precise_line(spread, ["y"], "bfloat16, added in float32"), half_bytes_line(spread)]
         if way == FORWARD
-        else [precise_line(spread, "grad.v", "bfloat16, gradients added in float32")]
+        else [precise_line(spread, ["grad.v", "grad.q"], "bfloat16, gradients added in float32")]
     )
     called = [spread.run(torch.bfloat16)]
     return spread_case("bfloat16", called, lines, OPERATIONS, forbidden=kit.BUILT_IN)

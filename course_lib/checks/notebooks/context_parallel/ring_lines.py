@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -109,14 +110,14 @@ def left_alone(run: SpreadRun, observed: kit.Observed) -> kit.Finding:
     return kit.RIGHT
 
 
-def precise_line(spread: Spread, name: str, title: str) -> kit.Line:
+def precise_line(spread: Spread, names: Sequence[str], title: str) -> kit.Line:
     """bfloat16 whose partial results were added in float32: the error is that of the last rounding."""
     run = spread.run(torch.bfloat16)
 
     def judge(observed: kit.Observed) -> kit.Finding:
         if (finding := differs(run, observed, [], (), None, "")) and "misfit" in finding.cause:
             return finding
-        for rank in range(spread.n):
+        for rank, name in itertools.product(range(spread.n), names):
             exact = spread.part(spread.wanted[name], rank)
             error = observed.tensors[rank][f"{run.name}.{name}"].double() - exact
             off = float(error.square().mean().sqrt())

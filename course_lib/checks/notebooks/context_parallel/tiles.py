@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from course_lib.checks import kit
+from course_lib.checks.judge.layers.lines import subject
 from course_lib.checks.kit import functions
 from course_lib.checks.notebooks.context_parallel.references import (
     COMPILED,
@@ -41,7 +42,9 @@ SKIP = (
     "queries[-1] < keys[0], go on to the next tile, in forward and in backward."
 )
 ROWS = 8 * SEQ * HEADS * BYTES  # a few numbers for each query, such as lse and delta
-ROUNDINGS = 1.5  # of the output in 16 bits: by how much the root mean square of errors may exceed one
+# Of a result in 16 bits: by how much the root mean square of its errors may exceed that of one rounding. The
+# gradients are those of a rounded output, and probabilities may be in 16 bits, which makes up to 1.6.
+ROUNDINGS = {"y": 1.5, "grad.q": 2.1, "grad.k": 2.1, "grad.v": 2.1}
 REMAINDER = (
     "The last tile of queries or of keys can be shorter, because q[:, i : i + block] ends where the tensor "
     "ends."
@@ -135,7 +138,7 @@ def forward_of(call: functions.Call) -> functions.Call:
 
 
 def half_call(draw: kit.Draw) -> tuple[functions.Call, Whole]:
-    """Inputs of bfloat16 in many tiles: the output is rounded once."""
+    """Inputs of bfloat16 in many tiles: each result is rounded once."""
     whole = Whole.draw(draw, 1, 128, 2, 1, 8, dtype=torch.bfloat16)
     halved = {name: tensor.bfloat16() for name, tensor in {**whole.inputs, **whole.wanted}.items()}
     call = functions.Call(
@@ -148,7 +151,7 @@ def half_call(draw: kit.Draw) -> tuple[functions.Call, Whole]:
 def half_line(call: functions.Call, whole: Whole, title: str, weight: float) -> kit.Line:
     """Of bfloat16, rounded once: not after every tile."""
     near, far = (functions.values_line(call, title, otherwise=says) for says in (ROUNDED, ""))
-    once = error_of(whole.y.bfloat16(), whole.y)
+    once = {name: error_of(exact.bfloat16(), exact) for name, exact in whole.wanted.items()}
 
     def judge(observed: kit.Observed) -> kit.Finding:
         errors = {
@@ -160,10 +163,12 @@ def half_line(call: functions.Call, whole: Whole, title: str, weight: float) -> 
             finding = far.judge(observed)
             return finding if finding.cause not in whole.wanted else replace(finding, cause=kit.ANY)
         finding = near.judge(observed)
-        if not finding.ok or errors["y"] <= ROUNDINGS * once:
+        often = [name for name in whole.wanted if errors[name] > ROUNDINGS[name] * once[name]]
+        if not finding.ok or not often:
             return finding
-        general = "the output in bfloat16 has errors several times as large as one rounding makes."
-        times = kit.Sentence(f"{general[:-1]} ({errors['y'] / once:.1f} times).", general)
+        name = often[0]
+        general = f"{subject(name)} in bfloat16 has larger errors than one rounding makes."
+        times = kit.Sentence(f"{general[:-1]} ({errors[name] / once[name]:.1f} times as large).", general)
         return kit.wrong(times, ROUNDED, cause="roundings")
 
     return kit.Line(title, judge, weight)
