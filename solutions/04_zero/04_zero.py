@@ -1747,7 +1747,9 @@ def fullest(owned):
 with contextlib.suppress(NotImplementedError):
     for n in (4, 6, 8, 64):
         in_turn = [list(range(len(shapes)))[rank::n] for rank in range(n)]
-        print(f"{n:2} ranks: yours {fullest(deal(list(shapes), n)):.2f}, in turn {fullest(in_turn):.2f}")
+        print(
+            f"{n:2} ranks: yours {fullest(deal(list(shapes), n)):.2f}, in turn {fullest(in_turn):.2f}"
+        )
 
 # %% [markdown]
 # **Look.** Dealing in turn happens to work on 4 and 8 ranks, but on 6 ranks, the same two ranks get all the
