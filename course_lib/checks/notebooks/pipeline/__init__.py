@@ -17,7 +17,7 @@ __all__ = [
     "zero_bubble_h1",
     "predictions",
     "run_schedule",
-    "pipedream_stage",
     "questions",
+    "pipedream_stage",
     "dualpipe",
 ]

@@ -163,7 +163,7 @@ FORM = Form(
 )
 
 
-@schedule_exercise(points=8, objects=(NAME,), point="a bubble v times shorter")
+@schedule_exercise(points=9, objects=(NAME,), point="a bubble v times shorter")
 def interleaved_one_f_one_b(draw: kit.Draw) -> Iterator[kit.Case]:
     stages, chunks = draw.integer(2, 5), draw.integer(2, 4)
     drawn = Sizes(stages, stages * draw.integer(2, 4), chunks)

@@ -37,10 +37,10 @@ HELD = {
     STAGES - STAGE: "Your answer is the number of microbatches. Multiply it by 1.5 GB.",
 }
 SMALLER = ("the bubble", "the peak of activations", "the bytes sent")
-VERSIONS = (
-    "forward and backward see the same weights",
-    "gradients are not stale",
-    "a stage needs less memory",
+POSTPONED = (
+    "no rank waits for its result before the optimizer's step",
+    "it needs no activations",
+    "it takes less time than I",
 )
 
 
@@ -74,13 +74,12 @@ def questions(draw: kit.Draw) -> Iterator[kit.Case]:
                 otherwise="min(m, p - i) microbatches on stage i of p, 1.5 GB each.",
             ),
             kit.Answer(
-                "answer_5", ("forward and backward see the same weights",), options=VERSIONS,
+                "answer_5", (POSTPONED[0],), options=POSTPONED,
                 slips={
-                    "gradients are not stale": "Gradients are stale, by up to p - 1 updates (the lecture is "
-                    "wrong). The version only makes a gradient one of *some* weights, the "
-                    "weights its forward saw.",
-                    "a stage needs less memory": "A stage needs more memory, because it keeps up to p "
-                    "versions of its weights.",
+                    "it needs no activations": "W needs x and dy of each linear layer, so a rank that "
+                    "postpones W keeps these activations longer.",
+                    "it takes less time than I": "A W that took as long as I could wait as well. Ask which "
+                    "action needs the result, and when.",
                 },
             ),
         ]

@@ -158,7 +158,7 @@ def backwards_turned(stages: int, count: int) -> list[list[Action]]:
 
 
 @kit.exercise(
-    points=13, objects=("run_schedule",), references=REFERENCES, refused=REFUSED, hint=trouble, point=POINT
+    points=15, objects=("run_schedule",), references=REFERENCES, refused=REFUSED, hint=trouble, point=POINT
 )
 def run_schedule(draw: kit.Draw) -> Iterator[kit.Case]:
     yield from two_ranks(draw)

@@ -90,7 +90,7 @@ def forwards_first(sizes: Sizes, rows: Rows) -> kit.Finding:
 GPIPE = Form("gpipe", disorder=IMPOSSIBLE, late=first_of(is_naive, orders_differ, longest_gap), heavy=nothing)
 
 
-@schedule_exercise(points=4, objects=("gpipe",), point="all microbatches in the pipeline at once")
+@schedule_exercise(points=5, objects=("gpipe",), point="all microbatches in the pipeline at once")
 def gpipe(draw: kit.Draw) -> Iterator[kit.Case]:
     wanted = [Sizes(4, 8), some(draw), Sizes(4, 2), Sizes(1, 3)]
     lines = [
@@ -137,7 +137,7 @@ ONE_F_ONE_B = Form(
 )
 
 
-@schedule_exercise(points=8, objects=("one_f_one_b",), point=FULL)
+@schedule_exercise(points=9, objects=("one_f_one_b",), point=FULL)
 def one_f_one_b(draw: kit.Draw) -> Iterator[kit.Case]:
     form = ONE_F_ONE_B
     wanted = [Sizes(4, 8), some(draw), Sizes(2, 4), Sizes(1, 3)]

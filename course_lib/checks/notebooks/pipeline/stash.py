@@ -1,4 +1,4 @@
-"""PipeDreamStage: an update after every backward, with the gradient of the weights that the forward saw."""
+"""PipeDreamStage (extra credit): a step after every backward, with the gradient of the forward's weights."""
 
 from __future__ import annotations
 
@@ -168,7 +168,9 @@ def alone(title: str, run: StashRun, lines: Sequence[kit.Line]) -> kit.Case:
     return kit.Case(title, [run.side], list(lines), recipe=RECIPE, alone=True, imports=OPTIMIZERS)
 
 
-@kit.exercise(points=6, objects=("PipeDreamStage",), references=REFERENCES, hint=trouble, point=POINT)
+@kit.exercise(
+    points=6, objects=("PipeDreamStage",), references=REFERENCES, extra=True, hint=trouble, point=POINT
+)
 def pipedream_stage(draw: kit.Draw) -> Iterator[kit.Case]:
     run = drawn(draw, "middle", "middle", row(4, 1, 7))
     yield alone("middle", run, lines(run, "stage 1 of 4", 2))

@@ -128,7 +128,7 @@ FORM = Form(
 )
 
 
-@schedule_exercise(points=7, objects=(NAME,), point="a third of 1F1B's bubble, in its memory")
+@schedule_exercise(points=8, objects=(NAME,), point="a third of 1F1B's bubble, in its memory")
 def zero_bubble_h1(draw: kit.Draw) -> Iterator[kit.Case]:
     wanted = [Sizes(4, 8), some(draw), Sizes(3, 3), Sizes(1, 2)]
     lines = [
