@@ -8,9 +8,8 @@
 # nine times slower than NVLink (50 GB/s for each GPU, against 450 GB/s). So let's cut the other way, across
 # the stack of layers. Rank 0 gets the first layers, rank 1 the next ones, and so on. Only one activation
 # crosses each border between ranks, and one gradient comes back. For 4,096 tokens of Llama 3 70B (width
-# 8,192, in bf16), the activation and the gradient take 67 MB each. Eight ranks with ten layers each have
-# seven such borders, whereas eight ranks that share every layer all-reduce 67 MB four times in each of the 80
-# layers.
+# 8,192, in bf16), each takes 67 MB. Eight ranks have seven such borders, whereas eight ranks that share every
+# layer all-reduce 67 MB four times in each of the 80 layers.
 #
 # This division costs time, because a layer needs the output of the layer before it. So while rank 0 works,
 # rank 1 has to wait. The order in which ranks do their work is called the *schedule*. You begin with a
@@ -19,25 +18,26 @@
 #
 # | | |
 # |---|---|
-# | you will build | five schedules, as data; functions that predict their idle time, memory and bytes; an executor that runs the schedules of §1 to §3 on real ranks; a stage of PipeDream, a pipeline that never runs empty |
-# | you need | deadlocks, `isend` and `irecv` (notebook 00); why sums are divided by the global count (notebook 03); `loss.backward()`; and for §9, ZeRO-1 and ZeRO-3 (notebook 04) |
-# | time | three hours, without the optional §11 |
-# | points | 60, and 5 of extra credit |
+# | you will build | five schedules, as data; functions that predict their idle time, memory and bytes; an executor that runs the schedules of §1 to §3 on real ranks |
+# | you need | deadlocks, `isend` and `irecv` (notebook 00); why sums are divided by the global count (notebook 03); `loss.backward()`; and for §8, ZeRO-1 and ZeRO-3 (notebook 04) |
+# | time | three hours, without the optional §10 to §12 |
+# | points | 60, and 11 of extra credit |
 # | on a rented machine | nothing to rent, because two cores are enough |
 #
 # | section | minutes | points | builds on |
 # |---|---|---|---|
-# | 1 One after the other | 10 | 3 | |
-# | 2 GPipe: many small batches | 20 | 4 | 1 |
-# | 3 1F1B: the same in less memory | 25 | 8 | 2 |
-# | 4 Interleaving: a shorter way round | 25 | 8 | 3 |
-# | 5 Half of a backward can wait | 25 | 7 | 3 |
+# | 1 One after the other | 15 | 3 | |
+# | 2 GPipe: many small batches | 25 | 5 | 1 |
+# | 3 1F1B: the same in less memory | 25 | 9 | 2 |
+# | 4 Interleaving: a shorter way round | 30 | 9 | 3 |
+# | 5 Half of a backward can wait | 23 | 8 | 3 |
 # | 6 What you predicted | 5 | 7 | 2 to 5 |
-# | 7 On real ranks | 45 | 13 | 3 |
-# | 8 PipeDream: no flush | 15 | 6 | 3 |
-# | 9 Was it wise to pipeline? | 5 | | all |
-# | 10 Questions | 5 | 4 | all |
+# | 7 On real ranks | 45 | 15 | 3 |
+# | 8 Was it wise to pipeline? | 7 | | all |
+# | 9 Questions | 5 | 4 | all |
+# | 10 Optional: PipeDream, without a flush | 25 | 6 extra | 3 |
 # | 11 Optional: DualPipe | 40 | 5 extra | 5 |
+# | 12 Optional: on a clock, and against PyTorch's | 20 | | 5, 7 |
 #
 # ### Words and letters
 #
@@ -111,12 +111,9 @@ print(one_microbatch[2])
 gantt(simulate(one_microbatch), "a model cut over four ranks")
 
 # %% [markdown]
-# If one process spreads its layers over four GPUs with `.to(...)`, you get the same chart, so three of the
-# four GPUs are always idle.
-#
-# In the next cell, `drawn` draws the schedule your function returns, or prints the first action a rank cannot
-# do. `counted(stages, microbatches)` raises a ValueError for numbers that allow no schedule, so call it first
-# in each of your schedules.
+# The next cell holds tools that you don't have to read. Call `counted(stages, microbatches)` first in each of
+# your schedules, because it raises a ValueError for numbers that allow no schedule. `drawn` draws the schedule
+# your function returns, or prints the first action a rank cannot do.
 
 
 # %%
@@ -174,12 +171,12 @@ def said(prediction, *args):
 # | | |
 # |---|---|
 # | you will write | `naive(stages, microbatches)` |
-# | time | 10 minutes |
+# | time | 15 minutes |
 # | difficulty, importance | 1 and 3 of 5 |
 # | points | 3 |
 #
 # In the simplest order, one microbatch goes down all stages and up again, and only then does the next one
-# start.
+# start. If one process spreads its layers over four GPUs with `.to(...)`, the GPUs also work in this order.
 #
 # **Predict.** With 4 ranks and one microbatch, for what share of the time does a rank work? And with 100
 # microbatches?
@@ -205,9 +202,8 @@ def naive(stages: int, microbatches: int) -> list:
 
 
 # %% [markdown]
-# <details><summary>Hint</summary>The list is F0, B0, F1, B1, ... on all ranks, and only the number of the
-# stage differs. You don't have to delay the next microbatch yourself, because rank 0 begins F1 only after its
-# own B0.</details>
+# <details><summary>Hint</summary>The list is F0, B0, F1, B1, ... on all ranks. Rank 0 begins F1 only after its
+# own B0, so you don't have to delay the next microbatch yourself.</details>
 #
 # **Check.**
 
@@ -233,17 +229,9 @@ print(violation(from_text("0F0,0B0\n1B0,1F0")))
 print(violation(from_text("0F0,0B0,0F1,0B1\n1F0,1F1,1B0,1B1")))
 
 # %% [markdown]
-# In the first schedule, rank 1 cannot follow its own list, because its first action needs the result of its
-# second. In the second, each list is sensible by itself, but each rank waits for an action the other rank
-# would do only later, so real ranks would deadlock. `violation` finds such mistakes without starting a rank
-# (and counts actions from 0).
-#
-# <details><summary>In production</summary>
-#
-# `torch.distributed.pipelining` stores its schedules in the text format of this cell, so it can run yours in
-# §7.
-#
-# </details>
+# In the first schedule, rank 1 cannot follow its own list. In the second, each list is sensible by itself,
+# but each rank waits for an action the other rank would do only later, so real ranks would deadlock.
+# `violation` finds such mistakes without starting a rank (and counts actions from 0).
 
 # %% [markdown]
 # ## 2 · GPipe: many small batches
@@ -252,14 +240,14 @@ print(violation(from_text("0F0,0B0,0F1,0B1\n1F0,1F1,1B0,1B1")))
 # |---|---|
 # | you will write | `gpipe(stages, microbatches)`, and the first part of your predictions |
 # | builds on | §1 |
-# | time | 20 minutes |
+# | time | 25 minutes |
 # | difficulty, importance | 2 and 5 of 5 |
-# | points | 4, and the predictions count in §6 |
+# | points | 5, and the predictions count in §6 |
 #
 # While microbatch 0 is on rank 1, rank 0 could already work on microbatch 1. So GPipe (Huang et al. 2019)
-# does all forwards first, and then all backwards. The backwards can begin with the first microbatch or with
-# the last, but all stages must use the same order. The gradients of all microbatches are added up, and the
-# weights change once per step, at the *flush*, when the pipeline has run empty.
+# does all forwards first, and then all backwards, in the same order on all stages. The gradients of all
+# microbatches are added up, and the weights change once per step, at the *flush*, when the pipeline has run
+# empty.
 #
 # **Predict.** Sketch the chart for p = 4. How long is the bubble of one rank? Does it depend on m, or on the
 # rank?
@@ -288,12 +276,12 @@ def gpipe(stages: int, microbatches: int) -> list:
 # %% [markdown]
 # **Check.**
 
-# %% nbgrader={"grade_id": "gpipe_check", "points": 4}
+# %% nbgrader={"grade_id": "gpipe_check", "points": 5}
 report = check("07_pipeline/gpipe", gpipe)
 ### BEGIN HIDDEN TESTS
 report = check("07_pipeline/gpipe", gpipe, cases="hidden")
 ### END HIDDEN TESTS
-report.points(4)
+report.points(5)
 
 # %% [markdown]
 # **Measure.** Compare the chart with your sketch.
@@ -420,12 +408,11 @@ over_microbatches() if made(gpipe, 4, 8) else None
 # GPipe's own rule is "m at least 4 p", which keeps the bubble below a fifth of the total. But m is limited,
 # because training suffers if the batch is too large, and GPUs idle if the microbatches are too small.
 #
-# **Break it.** Does m = 64 fit into memory? The line below your chart shows that every rank keeps the
-# activations of all m microbatches. Take a stage of ten layers of Llama 3 70B that 8 GPUs share as in
-# notebook 06, with 4,096 tokens per microbatch, flash attention and bf16. Each microbatch needs 1.4 GB on a
-# GPU (34 s·b·h/t bytes per layer, for s tokens, b sequences, width h and t GPUs). With m = 64, these
-# activations take 91 GB. But an H100 has only 80 GB, of which weights, gradients and optimizer states take
-# 17 GB (16 bytes per parameter). So 64 microbatches do not fit into memory.
+# **Break it.** Every rank keeps the activations of all m microbatches, so does m = 64 fit into memory? Take a
+# stage of ten layers of Llama 3 70B that 8 GPUs share as in notebook 06, with 4,096 tokens per microbatch,
+# flash attention and bf16. Each microbatch needs 1.4 GB on a GPU (34 s·b·h/t bytes per layer, for s tokens, b
+# sequences, width h and t GPUs), so 64 need 91 GB. But an H100 has only 80 GB, of which weights, gradients and
+# optimizer states take 17 GB (16 bytes per parameter), so m = 64 does not fit.
 #
 # <details><summary>In production</summary>
 #
@@ -447,7 +434,7 @@ over_microbatches() if made(gpipe, 4, 8) else None
 # | builds on | §2 |
 # | time | 25 minutes |
 # | difficulty, importance | 3 and 5 of 5 |
-# | points | 8 |
+# | points | 9 |
 #
 # The last rank has the loss of microbatch 0 after its first forward, so it could begin its first backward
 # right away. Then rank p − 2 gets a gradient, and so on up the pipeline. So let every rank alternate **one
@@ -509,12 +496,12 @@ def one_f_one_b(stages: int, microbatches: int) -> list:
 #
 # **Check.**
 
-# %% nbgrader={"grade_id": "one_f_one_b_check", "points": 8}
+# %% nbgrader={"grade_id": "one_f_one_b_check", "points": 9}
 report = check("07_pipeline/one_f_one_b", one_f_one_b)
 ### BEGIN HIDDEN TESTS
 report = check("07_pipeline/one_f_one_b", one_f_one_b, cases="hidden")
 ### END HIDDEN TESTS
-report.points(8)
+report.points(9)
 
 # %% [markdown]
 # **Measure.** Compare your chart with GPipe's chart, and the microbatches in flight with your predictions.
@@ -566,7 +553,7 @@ for who, ranks in (("all ranks", range(4)), ("rank 0", [0])) if made(one_f_one_b
 # <details><summary>In production</summary>
 #
 # 1F1B is PyTorch's `Schedule1F1B`, Megatron-LM's default, and DeepSpeed's `TrainSchedule`. It is also called
-# PipeDream-Flush, because its order comes from the asynchronous schedule of §8.
+# PipeDream-Flush, because its order comes from the asynchronous schedule of §10.
 #
 # </details>
 #
@@ -581,9 +568,9 @@ for who, ranks in (("all ranks", range(4)), ("rank 0", [0])) if made(one_f_one_b
 # |---|---|
 # | you will write | `interleaved_one_f_one_b(stages, microbatches, chunks=2)`, your predictions for it, and `pipeline_bytes_sent` |
 # | builds on | §3 |
-# | time | 25 minutes |
+# | time | 30 minutes |
 # | difficulty, importance | 4 and 3 of 5 |
-# | points | 8 |
+# | points | 9 |
 #
 # The bubble is the time in which the pipeline fills and drains. Filling and draining take the forwards and
 # backwards of p − 1 stages, so let's make the stages smaller. With 32 layers on 4 ranks, rank 0 holds layers
@@ -601,22 +588,25 @@ for who, ranks in (("all ranks", range(4)), ("rank 0", [0])) if made(one_f_one_b
 # activation.</details>
 #
 # In which order does a rank take its chunks? Megatron-LM sends microbatches through the chunks in *groups of
-# p*. The first p microbatches go through the rank's first chunk, then the same p microbatches through its
-# second chunk, and so on. A group has p microbatches, because microbatch 0 returns to rank 0 just when rank 0
-# has done stage 0 for the whole group. Backwards take the same groups of p, but go through the chunks from
-# last to first. After its warm-up, a rank alternates forwards and backwards as before, but the warm-up of
-# rank i now has more forwards:
+# p*, because microbatch 0 returns to rank 0 just when rank 0 has done stage 0 for p microbatches. A group goes
+# through the rank's first chunk, then through its second, and so on, and then the next group begins. Backwards
+# take the same groups, but go through the chunks from last to first. With p = 2, v = 2 and m = 4, rank 0 holds
+# stages 0 and 2, so it takes its forwards and its backwards in these orders:
+#
+#     0F0 0F1 2F0 2F1   0F2 0F3 2F2 2F3
+#     2B0 2B1 0B0 0B1   2B2 2B3 0B2 0B3
+#
+# After its warm-up, a rank alternates forwards and backwards as before, but the warm-up of rank i is longer:
 #
 # > 2 (p − 1 − i) + (v − 1) p
 #
-# The last rank has to do (v − 1) p forwards before microbatch 0 arrives at its last chunk. Rank i needs at
-# least one more forward than rank i + 1, since its first gradient has to come through one more stage.
-# Megatron-LM's formula gives rank i two more, and you will see below what the second extra forward is for.
+# The last rank has to do (v − 1) p forwards before microbatch 0 arrives at its last chunk. A rank further up
+# needs at least one more forward, since its first gradient comes through one more stage, but Megatron-LM gives
+# it two more. You will see below what the second one is for.
 #
 # **Build.** `stages` is p, the number of *ranks*, whereas an Action's stage counts along the model, from 0 to
-# v p − 1. m has to be a multiple of p, so refuse other numbers with a ValueError (`counted(stages,
-# microbatches, least=stages, unit=stages)`). As in §3, the warm-up ends when no forwards
-# are left.
+# v p − 1. Two lines are given, which refuse an m that is not a multiple of p, and list the groups. As in §3,
+# the warm-up ends when no forwards are left.
 
 
 # %% nbgrader={"grade_id": "interleaved_one_f_one_b", "solution": true}
@@ -627,12 +617,12 @@ def interleaved_one_f_one_b(stages: int, microbatches: int, chunks: int = 2) -> 
     where F and B are the times for all layers of a rank. Rank i holds up to
     min(mv, 2(p-1-i) + (v-1)p + 1) activations of one chunk.
     """
-    ### BEGIN SOLUTION
     counted(stages, microbatches, least=stages, unit=stages)
+    groups = [range(first, first + stages) for first in range(0, microbatches, stages)]
+    ### BEGIN SOLUTION
     if chunks < 1:
         raise ValueError(f"chunks={chunks}: each rank holds at least one")
     rows = []
-    groups = [range(first, first + stages) for first in range(0, microbatches, stages)]
     for rank in range(stages):
         down = [chunk * stages + rank for chunk in range(chunks)]
         forwards = [Action(s, "F", k) for group in groups for s in down for k in group]
@@ -652,12 +642,12 @@ def interleaved_one_f_one_b(stages: int, microbatches: int, chunks: int = 2) -> 
 #
 # **Check.**
 
-# %% nbgrader={"grade_id": "interleaved_one_f_one_b_check", "points": 8}
+# %% nbgrader={"grade_id": "interleaved_one_f_one_b_check", "points": 9}
 report = check("07_pipeline/interleaved_one_f_one_b", interleaved_one_f_one_b)
 ### BEGIN HIDDEN TESTS
 report = check("07_pipeline/interleaved_one_f_one_b", interleaved_one_f_one_b, cases="hidden")
 ### END HIDDEN TESTS
-report.points(8)
+report.points(9)
 
 # %% [markdown]
 # **Measure.** The cell draws two chunks on each rank, so every action takes half as long. The second chunk is
@@ -669,9 +659,8 @@ drawn(interleaved_one_f_one_b, 4, 8, 2, durations=Durations().split(2))
 # %% [markdown]
 # Rank 0 keeps up to 11 activations of one chunk, which take as much memory as 5.5 microbatches on all its
 # layers. With 1F1B it kept 4. Does interleaving have to cost this memory? In the column *shorter* of the next
-# cell, the warm-up is (p − 1 − i) + (v − 1) p, so it grows by only one forward instead of two for each rank
-# further up. Each message takes a time c, where c = 1 is the time of a forward through *all* layers of a
-# rank.
+# cell, the warm-up grows by only one forward for each rank further up. Each message takes a time c, where c =
+# 1 is the time of a forward through *all* layers of a rank.
 
 
 # %% tags=["skip-in-grading"]
@@ -734,9 +723,8 @@ if schedule:
     print(violation(first_chunk_first(schedule, 4)))
 
 # %% [markdown]
-# All ranks deadlock at the first backward of their first chunk, because each waits for the gradient from the
-# next stage. Rank 3 needs the gradient from stage 4 on rank 0, but rank 0 would do that backward only after
-# the backward at which it is stuck.
+# All ranks deadlock at the first backward of their first chunk. Rank 3 needs the gradient from stage 4 on rank
+# 0, but rank 0 would do that backward only after the backward at which it is stuck.
 #
 # <details><summary>In production</summary>
 #
@@ -753,9 +741,9 @@ if schedule:
 # |---|---|
 # | you will write | `zero_bubble_h1(stages, microbatches)`, and your last predictions |
 # | builds on | §3 |
-# | time | 25 minutes |
+# | time | 23 minutes |
 # | difficulty, importance | 4 and 3 of 5 |
-# | points | 7 |
+# | points | 8 |
 #
 # A linear layer y = x Aᵀ has two products in its backward, dx = dy A and dA = dyᵀ x. The previous stage waits
 # for dx, but no rank waits for dA before the optimizer's step. So let's cut B into **I**, which computes dx,
@@ -768,21 +756,19 @@ if schedule:
 # at the end of its row.
 #
 # **Predict.** In the chart of 1F1B, a rank idles for (p − 1)(F + I + W). How much of this time is left in
-# ZB-H1, and what happens to the memory? For the memory, assume that attention scores are computed again or
-# never stored, so a forward keeps 34 s·b·h bytes per layer. Between I and W, the rank still needs 32 s·b·h of
-# these bytes, for x and dy of each linear layer (Qi et al., table 1), so count a microbatch as kept until its
-# W.
+# ZB-H1, and what happens to the memory? Count a microbatch as kept until its W, which still needs x and dy of
+# each linear layer. (These take 32 s·b·h bytes per layer, of the 34 s·b·h that a forward keeps without
+# attention scores; Qi et al., table 1.)
 #
 # <details><summary>Answer</summary>The bubble shrinks to (p − 1)(F + I − W). If F = I = W, this is a third of
 # 1F1B's bubble. Rank i waits for a time of i F before its first input arrives. It then waits for (p − 1 − i)
 # I before its first gradient, since the ranks below do no W before they pass this gradient on. The W's fill
 # the rest of 1F1B's bubble. On rank i, p − i microbatches await I, as before, and up to i more await W. So
-# every rank keeps up to p microbatches, as many as rank 0 keeps in 1F1B. (<code>peak_activations</code> counts only the
-# microbatches that await I.)</details>
+# every rank keeps up to p microbatches, as many as rank 0 keeps in 1F1B. (<code>peak_activations</code>
+# counts only the microbatches that await I.)</details>
 #
-# **Build.** m has to be at least p, because with fewer microbatches the bubble is longer than the formula
-# says. So refuse a smaller m with a ValueError (`counted(stages, microbatches, least=stages)`). The kinds are
-# `"F"`, `"I"` and `"W"`.
+# **Build.** The kinds are `"F"`, `"I"` and `"W"`. With fewer than p microbatches, the bubble is longer than
+# the formula says, so refuse them with `counted(stages, microbatches, least=stages)`.
 
 
 # %% nbgrader={"grade_id": "zero_bubble_h1", "solution": true}
@@ -816,12 +802,12 @@ def zero_bubble_h1(stages: int, microbatches: int) -> list:
 #
 # **Check.**
 
-# %% nbgrader={"grade_id": "zero_bubble_h1_check", "points": 7}
+# %% nbgrader={"grade_id": "zero_bubble_h1_check", "points": 8}
 report = check("07_pipeline/zero_bubble_h1", zero_bubble_h1)
 ### BEGIN HIDDEN TESTS
 report = check("07_pipeline/zero_bubble_h1", zero_bubble_h1, cases="hidden")
 ### END HIDDEN TESTS
-report.points(7)
+report.points(8)
 
 # %% [markdown]
 # **Measure.** Compare the bubble with your prediction.
@@ -866,9 +852,9 @@ if schedule:
 # after the other, so a stage's input gradient is ready only when the whole stage is done.
 # <code>course_lib/pipeline/halves.py</code> shows how to separate the two.</details>
 #
-# Where is your chart still white? Rank i idles for a time i F before its first input, and (p − 1 − i) I
-# before its first gradient. A longer warm-up fills the second gap, but costs memory. The first gap closes
-# only if each rank begins and ends its step later than the rank before.
+# Where is your chart still white? A longer warm-up fills the gap before a rank's first gradient, but costs
+# memory. The gap before its first input closes only if each rank begins and ends its step later than the rank
+# before.
 #
 # *ZB-H2* does both. With its double warm-up, rank 0 has 2p − 1 microbatches in flight, but each rank is busy
 # from its first action to its last. Since the next step begins on rank 0 while the last rank is still at work
@@ -877,89 +863,37 @@ if schedule:
 # as a V, so rank 0 holds both the first stage and the last.
 
 # %% tags=["skip-in-grading"]
-from course_lib.pipeline.generators import zero_bubble_h2, zero_bubble_v
+from course_lib.pipeline import generators as library  # the schedules of the reference
 
-display(drawn(zero_bubble_h2, 4, 8))
-drawn(zero_bubble_v, 4, 8, durations=Durations().split(2))
+SCHEDULES = [
+    "one_f_one_b", "naive", "gpipe", "interleaved_one_f_one_b", "zero_bubble_h1", "zero_bubble_h2",
+    "zero_bubble_v", "dualpipe", "dualpipe_v",
+]  # fmt: skip
+
+display(drawn(library.zero_bubble_h2, 4, 8))
+drawn(library.zero_bubble_v, 4, 8, durations=Durations().split(2))
 
 # %% [markdown]
 # The total of H2 is 27, as for H1, because the clock runs from the first rank's start to the last rank's end.
 # But in H2, the neighbouring steps fill the white space on both sides. In the V, 8 activations are in flight,
 # but each is half as large, so they need the memory of 1F1B's 4 microbatches.
 #
-# Do F, I and W really take equally long? The next cell measures them on this machine, with two blocks of a
-# GPT and one thread.
-
-
-# %% tags=["nbval-ignore-output", "skip-in-grading"]
-def own_durations(repeats=12):
-    """Return the median seconds of F, I and W for two blocks with a batch of 4 x 64 tokens."""
-    from course_lib.pipeline.halves import LaterWeights
-
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    blocks = GPT(GPTConfig(width=192, layers=2)).to(device()).blocks
-    x, dy = torch.randn(2, 4, 64, 192).to(device())
-    x.requires_grad_()
-    positions = torch.arange(64, device=device())
-
-    def clock():
-        synchronize()  # wait until a GPU has done its work
-        return time.perf_counter()
-
-    seconds = []
-    for _ in range(repeats):
-        at = [clock()]
-        y = x
-        with LaterWeights() as later:
-            for block in blocks:
-                y = block(y, positions)
-        at.append(clock())
-        y.backward(dy)
-        at.append(clock())
-        later.finish()
-        at.append(clock())
-        seconds.append([b - a for a, b in itertools.pairwise(at)])
-    return torch.tensor(seconds[2:]).median(0).values.tolist()
-
-
-OWN = Durations(*launch(own_durations, world_size=1)[0])
-print(f"F {1e3 * OWN.forward:.1f} ms, I {1e3 * OWN.input:.1f} ms, W {1e3 * OWN.weight:.1f} ms")
-equal = Durations()
-generators = {
-    "GPipe": gpipe, "1F1B": one_f_one_b, "ZB-H1": zero_bubble_h1, "ZB-H2": zero_bubble_h2
-}  # fmt: skip
-print("bubble / total, for p = 4 and m = 16         F = I = W    as measured")
-for name, generator in generators.items():
-    schedule = made(generator, 4, 16)
-    if schedule:
-        shares = [simulate(schedule, durations_used).of_total for durations_used in (equal, OWN)]
-        print(f"{name:44} {shares[0]:9.1%} {shares[1]:14.1%}")
-
-# %% [markdown]
-# W is the shortest of the three, here and in the models of the paper, because attention scores, norms and
+# In real models, W is the shortest of the three (§12 measures them), because attention scores, norms and
 # activation functions have an input gradient, but hardly any weights. So the W's cannot fill all of the white
-# space, and Qi et al. let a program search for the best order for the measured times of a real model.
+# space, and Qi et al. let a program search for the best order for the measured times.
 #
 # **In production.** PyTorch provides `ScheduleZBVZeroBubble`.
 #
-# **Look.** The next cell has sliders for p, m, v and the durations, and shows any schedule of this notebook.
-# (If an action on the "critical path" took longer, so would the step.)
+# **Optional.** The next cell has sliders for p, m, v and the durations, and shows any schedule of this
+# notebook. (If an action on the "critical path" took longer, so would the step.) In the cell after it, you
+# build a schedule by hand. Each button belongs to one rank and one kind of action. It places the next
+# microbatch, or tells you why not. Can you end (*makespan*) at 15 or earlier, with at most three activations
+# on a rank?
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 from course_lib.pictures.schedule_explorer import explorer
-from course_lib.pipeline import generators as library
 
-SCHEDULES = [
-    "one_f_one_b", "naive", "gpipe", "interleaved_one_f_one_b", "zero_bubble_h1", "zero_bubble_h2",
-    "zero_bubble_v", "dualpipe", "dualpipe_v",
-]  # fmt: skip
 explorer({name: getattr(library, name) for name in SCHEDULES}, copies={"dualpipe": 2})
-
-# %% [markdown]
-# **Try it.** Build a schedule by hand. Each button belongs to one rank and one kind of action. It places the
-# next microbatch, or tells you why not. Can you end (*makespan*) at 15 or earlier, with at most three
-# activations on a rank?
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 from course_lib.pictures.schedule_workbench import Workbench
@@ -1031,12 +965,11 @@ report.points(7)
 # | you will write | `run_schedule(stage, actions, microbatches, group=None)` |
 # | builds on | §3, and deadlocks (notebook 00) |
 # | time | 45 minutes |
-# | difficulty, importance | 5 and 5 of 5 |
-# | points | 13 |
+# | difficulty, importance | 4 and 5 of 5 |
+# | points | 15 |
 #
-# So far no tensor has moved. Now you *run* forwards and whole backwards of a real model, one stage per rank.
-# The schedule gives the order of the computations, but not of the messages, and with a wrong order of
-# messages, the pipeline hangs.
+# Now you *run* forwards and whole backwards of a real model, one stage per rank. The schedule gives the order
+# of the computations, but not of the messages, and with a wrong order of messages, the pipeline hangs.
 #
 # In the obvious program, each rank goes through its own list. For each action it receives the input,
 # computes, and sends the output. The next cell does this without a model, so each message is a single number.
@@ -1094,13 +1027,6 @@ for generator, blocking in ((gpipe, True), (one_f_one_b, True), (one_f_one_b, Fa
 # it, so both are ready. Either way, this entry can be done, and after it the next one, so no rank waits
 # forever.</details>
 #
-# **Predict.** Does a rank send more bytes in a step than a replica sends in its all-reduce of the gradients?
-#
-# <details><summary>Answer</summary>Your <code>pipeline_bytes_sent</code> gives 2 m M for a rank in the
-# middle, for every schedule with one stage per rank. The number of parameters does not appear in this
-# formula. So with many tokens and few parameters, the rank sends more than a replica in its all-reduce, and
-# with few tokens and many parameters, it sends less.</details>
-#
 # **Build.** `stage` is this rank's part of the model:
 #
 # | | |
@@ -1108,25 +1034,22 @@ for generator, blocking in ((gpipe, True), (one_f_one_b, True), (one_f_one_b, Fa
 # | `stage.module` | takes the output of the stage before (on the first stage, the microbatch's inputs), and returns one tensor |
 # | `stage.first`, `stage.last` | tell whether this stage is the first or the last |
 # | `stage.loss(output, targets)` | returns, on the last stage, the *sum* of the losses |
-# | `stage.count(targets)` | returns the number of targets that count, because some may be masked |
-# | `stage.shape(inputs)`, `stage.dtype` | are the shape and dtype of the activations between stages, for a microbatch with these inputs |
 #
-# - Stage i is on rank i of `group`, which can number its ranks differently from the world. So write
-#   `dist.isend(tensor, group=group, group_dst=...)` and `dist.irecv(tensor, group=group, group_src=...)`.
-# - `microbatches` is a list of (inputs, targets), the same on every rank. The microbatches have *different
-#   sizes*, but the loss is the mean over the targets of the whole batch. So divide each microbatch's sum of
-#   losses by the count of **all** targets.
+# The messages are given. `receive(kind, k, src)` posts the receive for the output of an F or B of microbatch
+# k, `arrived(kind, k)` waits for this message and returns its tensor, and `send(tensor, kind, dst)` sends an
+# output. Write a forward, a backward, and the loop over the events, and wait for the last sends at its end.
+#
+# - The microbatches have *different sizes*, but the loss is the mean over the targets of the whole batch. So
+#   divide each microbatch's sum of losses by `count`, the number of **all** targets. (Means of microbatches
+#   that are only added up give gradients m times too large, and AdamW hides it, as in notebook 03 §2.)
 # - In the backward of a microbatch, drop everything you kept for it. The check counts the tensors that
 #   forward keeps for backward. In one run it measures the memory of each rank's process, so it sees clones as
-#   well. A tensor that is being sent lives until its `wait`, together with its graph. So send
-#   `output.detach()`, and wait for the previous activation before you send the next. Do the same with
-#   gradients.
+#   well. (A tensor that is being sent lives until its `wait`. So `send` detaches it from its graph, and first
+#   waits for the previous message of this kind.)
 # - Add the gradients to `param.grad` (autograd does this). Do not change the inputs. The only kinds of action
 #   are F and B.
-# - Use no collectives, and wait for every handle before you return.
-#
-# The check runs over gloo. If your order of messages could hang on NCCL, you get a remark, but lose no
-# points.
+# - Use no collectives. The check runs over gloo. If your order of messages could hang on NCCL, you get a
+#   remark, but lose no points.
 
 
 # %% nbgrader={"grade_id": "run_schedule", "solution": true}
@@ -1137,43 +1060,50 @@ def run_schedule(stage: Stage, actions, microbatches, group: Group = None) -> di
     {microbatch: its part of this loss} on the rank of the last stage, and {} on other ranks.
     Send the output of each F to the next rank, and a gradient of the same size back for each B.
     """
-    ### BEGIN SOLUTION
+    # Stage i is on rank i of the group, which can number its ranks differently from the world.
     rank, ranks = dist.get_rank(group), range(dist.get_world_size(group))
-    count = sum(stage.count(targets) for _, targets in microbatches)
-    arriving, kept, sending, losses = {}, {}, {}, {}
+    count = sum(stage.count(targets) for _, targets in microbatches)  # all targets of the batch
+    arriving = {}  # by kind and microbatch, an empty tensor and the handle of its irecv
+    sending = {}  # by kind, the handle of the latest isend and its tensor
+    kept = {}  # by microbatch, the input and the output of its forward
+    losses = {}  # by microbatch, its part of the loss
 
-    def take(kind, k):
+    def receive(kind, k, src):
+        """Post the receive for the output of F or B of microbatch k, but do not wait for it."""
+        inputs = microbatches[k][0]
+        empty = torch.empty(tuple(stage.shape(inputs)), dtype=stage.dtype, device=inputs.device)
+        arriving[kind, k] = empty, dist.irecv(empty, group=group, group_src=src)
+
+    def arrived(kind, k):
+        """Wait for the output of F or B of microbatch k, and return it."""
         tensor, work = arriving.pop((kind, k))
         work.wait()
         return tensor
 
+    def send(tensor, kind, dst):
+        """Send an output as soon as the previous output of this kind has left."""
+        if kind in sending:
+            sending[kind][0].wait()
+        tensor = tensor.detach().contiguous()
+        sending[kind] = dist.isend(tensor, group=group, group_dst=dst), tensor
+
+    ### BEGIN SOLUTION
     def forward(k):
         x, targets = microbatches[k]
         if not stage.first:
-            x = take("F", k).requires_grad_()
+            x = arrived("F", k).requires_grad_()
         output = stage.module(x)
         if stage.last:
             output = stage.loss(output, targets) / count
             losses[k] = output.detach()
         kept[k] = x, output
-        return output.detach()
+        return output
 
     def backward(k):
-        gradient = None if stage.last else take("B", k)
+        gradient = None if stage.last else arrived("B", k)
         x, output = kept.pop(k)
         torch.autograd.backward(output, gradient)
         return x.grad
-
-    def send(tensor, kind, dst):
-        if kind in sending:
-            sending[kind][0].wait()
-        tensor = tensor.contiguous()
-        sending[kind] = dist.isend(tensor, group=group, group_dst=dst), tensor
-
-    def receive(kind, k, src):
-        inputs = microbatches[k][0]
-        empty = torch.empty(tuple(stage.shape(inputs)), dtype=stage.dtype, device=inputs.device)
-        arriving[kind, k] = empty, dist.irecv(empty, group=group, group_src=src)
 
     for src, (_, kind, k), *_ in simulate(actions).events:
         dst = src + 1 if kind == "F" else src - 1
@@ -1197,22 +1127,22 @@ def run_schedule(stage: Stage, actions, microbatches, group: Group = None) -> di
 #         ...      # do it, and send the output to rank `to`, if there is one
 #     elif to == rank:
 #         ...      # post the receive</pre></details>
-# <details><summary>Hint: the forward</summary>Keep each forward's input and output in a dictionary keyed by
-# microbatch. An activation that arrives needs <code>requires_grad_()</code>, so that autograd leaves its
-# gradient in <code>x.grad</code>. Send <code>output.detach()</code>, because otherwise the graph lives as
-# long as the message.</details>
+# <details><summary>Hint: the forward</summary>An activation that arrives needs <code>requires_grad_()</code>,
+# so that autograd leaves its gradient in <code>x.grad</code>. Keep x and the output in <code>kept[k]</code>.
+# On the last stage, the output is the loss. Put it into <code>losses</code> detached, because otherwise its
+# graph lives on.</details>
 # <details><summary>Hint: the backward</summary>Take <code>x, output = kept.pop(k)</code>, then call
 # <code>torch.autograd.backward(output, gradient)</code>. On the last stage there is no gradient, because the
 # output is the loss. Send <code>x.grad</code> to the stage before, which waits for it.</details>
 #
 # **Check.**
 
-# %% nbgrader={"grade_id": "run_schedule_check", "points": 13}
+# %% nbgrader={"grade_id": "run_schedule_check", "points": 15}
 report = check("07_pipeline/run_schedule", run_schedule)
 ### BEGIN HIDDEN TESTS
 report = check("07_pipeline/run_schedule", run_schedule, cases="hidden")
 ### END HIDDEN TESTS
-report.points(13)
+report.points(15)
 
 # %% [markdown]
 # **Measure.** The cell runs a GPT on four ranks, with eight microbatches of one to three sequences, in
@@ -1331,173 +1261,259 @@ for name, generator, keep in (
 # A schedule only *allows* memory to be freed. If you keep the graphs anyway, you get the complexity of 1F1B
 # but the memory of GPipe.
 #
-# How long do the actions take? The next cell runs twelve steps of each of two schedules on two ranks, and
-# draws the shortest step of each. Below each measured step, it draws a simulation with the median F, B and
-# message time of this step.
-
-# %% tags=["nbval-ignore-output", "skip-in-grading"]
-from course_lib.pictures.gantt import gantts
-from course_lib.pipeline.timeline import measure
-
-LARGER = GPTConfig(width=192, heads=4, layers=4, context=64, tied=False)
-
-
-def timed(schedule, repeats=12):
-    """Return the shortest of several measured steps."""
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    (stage,) = gpt_stages(GPT(LARGER).to(device()), schedule, dist.get_rank())
-    microbatches = some_microbatches(schedule[0][-1].microbatch + 1, rows=(4,))
-    step = partial(run_schedule, stage, schedule, microbatches)
-    timelines = [measure(step, stage, schedule, steps=1) for _ in range(repeats)]
-    return min(timelines, key=lambda timeline: timeline.total)
-
-
-charts = {}
-for generator in (naive, one_f_one_b):
-    schedule = made(generator, 2, 6)
-    run = try_it(timed, schedule, world_size=2) if schedule else None
-    if run:
-        timeline, name = run[0], generator.__name__
-        charts[f"{name}, measured"] = timeline
-        charts[f"{name}, simulated from its medians"] = simulate(schedule, timeline.durations)
-        shares = [charts[key].of_total for key in list(charts)[-2:]]
-        print(f"{name}: bubble {shares[0]:.0%} of the total, simulated {shares[1]:.0%}")
-gantts(charts, seconds=True) if charts else None
+# **In production.** `torch.distributed.pipelining` provides schedule classes whose `step` does the same as
+# your function. Its runtime reads schedules as text, in the format of §1, so it can also run *your* rows, as
+# you will see in the optional §12.
 
 # %% [markdown]
-# If a measured step and its simulation differ, something slowed the ranks down that the simulator does not
-# know, such as another process on the same cores, or a message that waited for its receiver.
+# ## 8 · Was it wise to pipeline?
 #
-# **Break it.** In the classic mistake, you take the mean loss of each microbatch, as a loop without a
-# pipeline does, but forget to divide it by m, so gradients are m times too large. With m = 4, will AdamW or
-# SGD show the mistake within forty steps?
-
-
-# %% tags=["nbval-ignore-output", "skip-in-grading"]
-def learns(scaled, make_optimizer, steps=40):
-    """Return the losses of training with 1F1B. If scaled, gradients are four times too large."""
-    schedule = one_f_one_b(2, 4)
-    torch.manual_seed(0)
-    (stage,) = gpt_stages(GPT(SMALL).to(device()), schedule, dist.get_rank())
-    count, losses_seen = stage.count, []
-    if scaled:
-        stage.count = lambda targets: count(targets) / 4
-    optimizer = make_optimizer(stage.module.parameters())
-    for step in range(steps):
-        text = batch(library_text(), step, batch_size=16, length=24)
-        inputs, targets = (tokens.to(device()).chunk(4) for tokens in text)
-        microbatches = list(zip(inputs, targets, strict=True))
-        losses = run_schedule(stage, schedule, microbatches)
-        losses_seen.append(float(sum(losses.values())) / (4 if scaled else 1))
-        optimizer.step()
-        optimizer.zero_grad()
-    return losses_seen
-
-
-OPTIMIZERS = {
-    "AdamW": partial(torch.optim.AdamW, lr=3e-3),
-    "SGD": partial(torch.optim.SGD, lr=0.1),
-}
-for name, make_optimizer in OPTIMIZERS.items():
-    runs = [try_it(learns, scaled, make_optimizer, world_size=2) for scaled in (False, True)]
-    if all(runs):
-        right, wrong = (run[-1] for run in runs)
-        apart = max(abs(a - b) for a, b in zip(right, wrong, strict=True))
-        print(
-            f"{name:5} last loss {right[-1]:.3f}, with gradients 4 times too large {wrong[-1]:.3f}; "
-            f"losses differ by at most {apart:.1g}"
-        )
-
-# %% [markdown]
-# AdamW divides a gradient by its own size, so the factor hardly shows until you clip gradients or compare the
-# norms of two runs. SGD's updates are four times too large, so its losses are different. Therefore check
-# gradients rather than losses.
+# | | |
+# |---|---|
+# | you will write | nothing |
+# | builds on | all of it |
+# | time | 7 minutes |
 #
-# **The two ends of the model.** Many GPTs tie the head to the embedding, so one matrix is used on the first
-# rank *and* on the last. In one process, autograd adds up the gradients of the two uses. In the pipeline,
-# each end has only one term of this sum:
+# At NeurIPS 2024, Ilya Sutskever said of his own model of 2014: "Was it wise to pipeline? As we now know
+# pipelining is not wise."
+#
+# <details><summary>How fast was that pipeline?</summary>The pipeline ran on 8 GPUs, one for each of the
+# model's four layers and four for the softmax, but was only 3.7 times as fast as one GPU (Sutskever et al.
+# 2014, §3.5), which is 46 % of the ideal.</details>
+#
+# Let's ask again for Llama 3 70B, with one sequence of 4,096 tokens per microbatch. The 8 H100s of a node
+# share every layer (notebook 06, with sequence parallelism), and p nodes form the pipeline. Assume that a GPU
+# reaches 40 % of its 989 TFLOP/s.
+#
+# Which schedule is best for which p, m and link? The next cell simulates all of them, messages included, if
+# they fit into 80 GB per GPU. Parameters take 16 bytes each (32 with the two copies of DualPipe, §11), and
+# activations take as many bytes as in §2 and §5.
 
 # %% tags=["skip-in-grading"]
-TIED = GPTConfig(width=32, heads=4, layers=7, context=32)
-schedule, name = made(one_f_one_b, 4, 8), "token_embedding.weight"
-run = try_it(a_step, run_schedule, schedule, TIED) if schedule else None
-if run:
-    whole = one_process(TIED)[1][name]
-    first, last = run[0][1][name], run[-1][1][name]
-    terms = {"rank 0's gradient": first, "rank 3's gradient": last, "the sum of both": first + last}
-    for what, gradient in terms.items():
-        off = (gradient - whole).abs().max() / whole.abs().max()
-        print(f"{what:17}:", "equal to one process" if off < 1e-9 else f"off by {off:.2f}")
+from course_lib.facts import (
+    attention_flops,
+    attention_parameters,
+    korthikanti_activations,
+    mlp_parameters,
+)
+from course_lib.facts.hardware import NETWORK_ALPHA, gpu, link
+from course_lib.pipeline.memory import peak_activations as peaks
+
+LLAMA = GPTConfig(
+    layers=1, width=8192, heads=64, kv_heads=8, hidden=28672, mlp="swiglu", norm="rms", positions="rotary", bias=False
+)  # fmt: skip
+LAYERS, SEQ, GPUS = 80, 4096, 8
+SPEED = 0.4 * gpu("H100").flops * GPUS  # FLOP/s of a node
+WEIGHTS = 2 * SEQ * (attention_parameters(LLAMA) + mlp_parameters(LLAMA)) / SPEED
+SCORES = attention_flops(LLAMA, 1, SEQ, causal=True) / SPEED  # scores have no weights, so no W
+PARAMETERS = LAYERS * (attention_parameters(LLAMA) + mlp_parameters(LLAMA))
+ACTIVATIONS = korthikanti_activations(SEQ, SEQ, 8192, 64, GPUS, "regather", "selective")
+M = 2 * SEQ * LLAMA.width  # an activation, of which each GPU of a node sends an eighth
+PORT = link("InfiniBand NDR").each_way
+LINKS = {
+    "a port for each GPU": M / GPUS / PORT,
+    "one port for the node": M / PORT,
+    "10 Gb/s for the node": M / link("10 Gb").each_way,
+}
+
+
+def rank_times(p, link_seconds):
+    """Return the durations, in seconds, of one microbatch on all layers of a rank."""
+    layers = LAYERS / p
+    return Durations(
+        layers * (WEIGHTS + SCORES),
+        layers * (WEIGHTS + 2 * SCORES),
+        layers * WEIGHTS,
+        communication=NETWORK_ALPHA + link_seconds,
+    )
+
+
+def candidates(p, m):
+    """Yield (name, schedule, chunks, copies of the model) for all schedules that fit p and m."""
+    for name in SCHEDULES:
+        sizes = (2, 5) if name.startswith("interleaved") else (None,)
+        for v in sizes:
+            if v and LAYERS // p % v:
+                continue
+            with contextlib.suppress(ValueError):
+                schedule = getattr(library, name)(p, m, *([v] if v else []))
+                chunks = v or (2 if name in ("zero_bubble_v", "dualpipe_v") else 1)
+                label = f"interleaved, v = {v}" if v else name
+                yield label, schedule, chunks, 2 if name == "dualpipe" else 1
+
+
+def gigabytes(p, schedule, chunks, copies):
+    """Return the gigabytes on the fullest GPU."""
+    most = max(peaks(schedule, 32 / 34)) * LAYERS / p / chunks
+    return (16 * PARAMETERS * copies / p / GPUS + most * ACTIVATIONS) / 1e9
+
+
+print("the best schedule that fits into 80 GB, and the share of the time in which ranks work")
+print(f"{'':16}" + "".join(f"{name:34}" for name in LINKS))
+for p, counts in ((4, (8, 64)), (8, (8, 16, 64)), (16, (16, 64))):
+    for m in counts:
+        line = f"p = {p:2}, m = {m:3}  "
+        fitting = [candidate for candidate in candidates(p, m) if gigabytes(p, *candidate[1:]) < 80]
+        for seconds in LINKS.values():
+            best = max(
+                (1 - float(simulate(schedule, rank_times(p, seconds).split(v), c).of_total), name)
+                for name, schedule, v, c in fitting
+            )
+            line += f"{best[1]} {best[0]:.0%}".ljust(34)
+        print(line)
+print("\np = 8, m = 16          GB per GPU   share of the time in which ranks work, links as above")
+for name, *setting in candidates(8, 16):
+    shares = [
+        1
+        - float(simulate(setting[0], rank_times(8, seconds).split(setting[1]), setting[2]).of_total)
+        for seconds in LINKS.values()
+    ]
+    print(f"{name:24} {gigabytes(8, *setting):8.0f}  ", *(f"{share:8.0%}" for share in shares))
 
 # %% [markdown]
-# If you forget the sum, you train two matrices that were meant to be one, but nothing crashes. Megatron-LM
-# all-reduces this gradient between the two ranks at the end of the step, as does
-# `course_lib.pipeline.run.run_schedule`. Your function does not have to.
+# In the first table, with *a port for each GPU*, `zero_bubble_v` is best, and needs only the memory of 1F1B.
+# But with few microbatches (m = p), many small chunks are best. With *one port for the node*, a message takes
+# eight times as long, so schedules with many chunks lose time. With *10 Gb/s*, a message takes longer than a
+# forward, so a rank should run far ahead before it needs a gradient, as ZB-H2 and GPipe let it do.
 #
-# **In production.** `torch.distributed.pipelining` wraps the module in a `PipelineStage`, and provides
-# schedule classes whose `step` does the same as your function. PyTorch's runtime takes schedules as text, so
-# it can run *yours*. The next cell compares PyTorch's gradients with yours.
+# <details><summary>When is ZB-H2 best, and when GPipe?</summary>With 10 Gb/s, a message takes 1.2 F with 4
+# nodes, 2.3 F with 8, and 4.7 F with 16. ZB-H2 needs at least 2p − 1 microbatches. If m is large enough for
+# it, ZB-H2 with its double warm-up is best on 4 and 8 nodes, and otherwise GPipe is best. On 16 nodes, GPipe
+# is best for both values of m. For m = 16, there is no ZB-H2, since it needs 31. For m = 64, even the warm-up
+# of ZB-H2 is too short, whereas GPipe starts with 64 forwards, which all fit into memory.</details>
+#
+# In the second table, plain 1F1B at m = 2 p idles for 31 % of the time even with a port for each GPU (your
+# formula says 30.4 %), but with the newer schedules, ranks work for 82 to 92 % of the time.
+#
+# What is the alternative? Let each node hold a replica of the model, with ZeRO-1 (notebook 04):
+
+# %% tags=["skip-in-grading"]
+SIZES = {"70B": PARAMETERS, "405B": 405e9}
+for name, parameters in SIZES.items():
+    for replicas in (8, 64):
+        states = (4 + 12 / replicas) * parameters / GPUS / 1e9
+        sent = 2 * (replicas - 1) / replicas * 2 * parameters / GPUS
+        print(
+            f"{name:4} on {replicas:2} nodes: a GPU holds {states:3.0f} GB "
+            f"and sends {sent / 1e9:3.0f} GB per step ({sent / PORT:.1f} s)"
+        )
+step = 64 * LAYERS * (3 * WEIGHTS + 3 * SCORES) / 8
+border = 2 * 64 * M / GPUS
+print(f"8 nodes compute 64 sequences in {step:.1f} s; in a pipeline, the bubble comes on top")
+print(f"in the pipeline, a GPU sends {border / 1e9:.1f} GB per step ({border / PORT:.2f} s)")
+
+# %% [markdown]
+# For 70B on these machines, pipelining is *not* wise, because replicas with ZeRO-1 fit into memory. Each GPU
+# holds 47 GB of weights, gradients and optimizer states, plus 11 GB of activations, and spends 0.6 s sending.
+# Even if no sending is hidden, the 0.6 s are only 14 % of the step's
+# 4.4 s, and replicas have no bubble.
+#
+# <details><summary>How much of the 0.6 s can hide?</summary>Half of it, 0.3 s for the gradients, can hide
+# behind the last backward of the step. A replica has eight sequences, and the backward of each takes 0.37 s.
+# The other half, for the new weights, can partly hide behind the next forward, which takes 0.18 s. (The
+# activations above are 34 s·b·h/t bytes for each of 80 layers.)</details>
+#
+# With 405B, no number of replicas helps, because weights and gradients (4 bytes per parameter) take 200 GB
+# per GPU. Then you need pipelines, or ZeRO-3, which sends three times the parameters for each microbatch.
+#
+# So use a pipeline if the model does not fit into a node even with ZeRO-1, or if the link between nodes is
+# slow, because replicas send nearly thirty times as much. Take as many microbatches as the batch allows, and
+# measure F, I, W and the message time before you choose the schedule.
+#
+# <details><summary>In the lectures</summary>Lecture 004 ends its part on pipelines with Sutskever's words.
+# Lecture 001 calls a utilization of 80-90 % typical.</details>
+
+# %% [markdown]
+# ## On your GPUs
+#
+# *No points. With GPUs this takes a few minutes. Without them the cells show a recorded run, if there is
+# one.*
+#
+# **Predict.** The cell times F, I and W of four blocks of width 2,048 on a GPU, in 16 bits. On the CPU, W is
+# the shortest (§12). Is it the shortest here as well?
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+from course_lib.gpu import on_your_gpus
+from course_lib.gpu.pipelines import ACTIONS, PIPELINE
+
+on_gpus = on_your_gpus(ACTIONS)
+
+# %% [markdown]
+# **Predict.** Now 1F1B runs over all your GPUs, with microbatches of one size. A step of m microbatches takes
+# m slots of F + B, plus the bubble. The prediction takes the slot from the measured step with one microbatch,
+# and the bubble from your `bubble_of_ideal`. Do larger steps take as long as predicted?
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
-def theirs(stage, schedule, microbatches, how="text"):
-    """Take a step in PyTorch, with one of its own schedules or with the rows of our schedule."""
-    from torch.distributed import pipelining
-    from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
-
-    inputs, targets = (torch.cat(part) for part in zip(*microbatches, strict=True))
-    wrapped = pipelining.PipelineStage(stage.module, stage.index, stage.length, device())
-    options = {"loss_fn": lambda y, t: next_token_loss(y, t, "sum") / targets.numel()}
-    if torch.__version__ >= "2.7":  # earlier versions scale nothing
-        options["scale_grads"] = False  # otherwise PyTorch divides by the number of microbatches
-    if how == "text":
-        runtime = _PipelineScheduleRuntime([wrapped], len(microbatches), **options)
-        with tempfile.TemporaryDirectory() as folder:
-            file = Path(folder) / "schedule.csv"
-            file.write_text(to_text(schedule))
-            runtime._load_csv(str(file))
-    else:
-        runtime = getattr(pipelining, how)(wrapped, len(microbatches), **options)
-    first = [inputs] if stage.first else []
-    runtime.step(*first, **({"target": targets} if stage.last else {}))
-    return {}
+def slots(of, run):
+    slot = run.rows[0].value / (1 + bubble_of_ideal("one_f_one_b", of["p"], 1))
+    return of["m"] * slot * (1 + bubble_of_ideal("one_f_one_b", of["p"], of["m"]))
 
 
-cases = [
-    ("Schedule1F1B", one_f_one_b),
-    ("ScheduleGPipe", gpipe),
-    ("text", one_f_one_b),
-    ("text", zero_bubble_h1),
-]
-schedule = made(one_f_one_b, 2, 8)
-ours = try_it(a_step, run_schedule, schedule, rows=(2,), world_size=2) if schedule else None
-for how, generator in cases if ours else ():
-    schedule = made(generator, 2, 8)
-    run = schedule and try_it(a_step, partial(theirs, how=how), schedule, rows=(2,), world_size=2)
-    if run:
-        together = {name: gradient for _, grads in ours for name, gradient in grads.items()}
-        what = f"the rows of your {generator.__name__}" if how == "text" else how
-        print(f"{what:32} gradients differ from yours by {furthest(run, together):.0e}")
+on_gpus = on_your_gpus(PIPELINE, predicted=slots)
+# %% [markdown]
+# <details><summary>If the run differs from your prediction</summary>The prediction assumes that all stages
+# are equal. But the head of GPT-2 small weighs as much as 5.5 of its blocks, so with four GPUs or more the
+# last stage is slower than the mean, and many microbatches take longer than predicted. The step with one
+# microbatch also pays for starting kernels, for messages, and for summing the tied embedding's gradients. So
+# the slot taken from this step can be too long. If many microbatches take less time than predicted, this is
+# probably why.</details>
 
 # %% [markdown]
-# <details><summary>More about PyTorch's version, and the errors of 2.9</summary>By default, PyTorch divides
-# gradients by m, whatever your loss does (<code>scale_grads</code>). It also cuts the batch into microbatches
-# for you, but they must all have the same size. It can find the stages by tracing
-# (<code>pipelining.pipeline</code>), and it overlaps the computing with FSDP's gathers and reductions, which
-# are also actions in its schedules. With PyTorch 2.9 the cell prints errors, because in that version each
-# stage first sends 8 bytes to a neighbour that expects 4, so <code>launch</code> stops both ranks.</details>
+# ## 9 · Questions
+#
+# | | |
+# |---|---|
+# | builds on | all of it |
+# | time | 5 minutes |
+# | points | 4 |
+#
+# You can write a number as an expression. In questions 1, 2 and 4, forwards take equally long on all stages,
+# and so do backwards.
+#
+# 1. With 8 stages, 32 microbatches and 1F1B, for what **share of the total** time (0 to 1) does a rank idle?
+# 2. With 8 stages and 1F1B, what is the least number of **microbatches**, if no more than a tenth of the
+#    total time may be idle?
+# 3. What gets smaller with 1F1B instead of GPipe, for the same p and m? `"the bubble"`, `"the peak of
+#    activations"` or `"the bytes sent"`
+# 4. Take 8 stages, 32 microbatches and 1F1B. The activations of one microbatch on one stage take 1.5 GB. How
+#    many **GB** does stage 2, counted from 0, hold at most?
+# 5. Why can W be postponed, but not I? Because `"no rank waits for its result before the optimizer's step"`,
+#    `"it needs no activations"` or `"it takes less time than I"`
+
+# %% nbgrader={"grade_id": "questions", "solution": true}
+answer_1 = ...  # share, 0 to 1
+answer_2 = ...  # microbatches
+answer_3 = ...  # "the bubble", "the peak of activations" or "the bytes sent"
+answer_4 = ...  # GB
+answer_5 = ...  # one of the three reasons
+### BEGIN SOLUTION
+answer_1 = 7 / (32 + 7)
+answer_2 = 63
+answer_3 = "the peak of activations"
+answer_4 = (8 - 2) * 1.5
+answer_5 = "no rank waits for its result before the optimizer's step"
+### END SOLUTION
+
+# %% nbgrader={"grade_id": "questions_check", "points": 4}
+report = check("07_pipeline/questions", answer_1, answer_2, answer_3, answer_4, answer_5)
+### BEGIN HIDDEN TESTS
+report = check(
+    "07_pipeline/questions", answer_1, answer_2, answer_3, answer_4, answer_5, cases="hidden"
+)
+### END HIDDEN TESTS
+report.points(4)
 
 # %% [markdown]
-# ## 8 · PipeDream: no flush
+# ## 10 · Optional: PipeDream, without a flush
 #
 # | | |
 # |---|---|
 # | you will write | `PipeDreamStage(module, optimizer)` |
 # | builds on | §3 |
-# | time | 15 minutes |
+# | time | 25 minutes |
 # | difficulty, importance | 3 and 2 of 5 |
-# | points | 6 |
+# | extra credit | 6 points, on top of the 60 |
 #
 # Why should the pipeline run empty at all? PipeDream (Narayanan et al. 2019) fills the pipeline once and
 # never flushes it. It does 1F1B over the whole stream of data, with **an update after every backward**, so it
@@ -1587,12 +1603,12 @@ class PipeDreamStage:
 #
 # **Check.**
 
-# %% nbgrader={"grade_id": "pipedream_stage_check", "points": 6}
+# %% nbgrader={"grade_id": "pipedream_stage_check", "points": 0}
+# Extra credit, 6 points
 report = check("07_pipeline/pipedream_stage", PipeDreamStage)
 ### BEGIN HIDDEN TESTS
 report = check("07_pipeline/pipedream_stage", PipeDreamStage, cases="hidden")
 ### END HIDDEN TESTS
-report.points(6)
 
 # %% [markdown]
 # **Break it.** The cell tries to do without versions.
@@ -1647,20 +1663,20 @@ class Overwritten:
     def __init__(self, module, optimizer):
         self.module, self.optimizer, self.in_flight = module, optimizer, {}
 
-    def run(self, x):
-        return self.module(x)
-
     def forward(self, microbatch, x):
         x = x.requires_grad_(x.is_floating_point())
-        self.in_flight[microbatch] = x, self.run(x)
+        self.in_flight[microbatch] = x, self.module(x)
         return self.in_flight[microbatch][1].detach()
 
     def backward(self, microbatch, gradient=None):
         x, output = self.in_flight.pop(microbatch)
         torch.autograd.backward(output, gradient)
-        self.optimizer.step()
+        self.step()
         self.optimizer.zero_grad()
         return x.grad
+
+    def step(self):
+        self.optimizer.step()
 
 
 schedule = made(one_f_one_b, 4, 8)
@@ -1679,25 +1695,9 @@ except RuntimeError as error:
 class Unseen(Overwritten):
     """The same stage, but autograd does not see that the weights are overwritten."""
 
-    def __init__(self, module, optimizer):
-        super().__init__(module, optimizer)
-        self.weights = {
-            name: param.detach().clone().requires_grad_()
-            for name, param in module.named_parameters()
-        }
-
-    def run(self, x):
-        return functional_call(self.module, self.weights, (x,))
-
-    def backward(self, microbatch, gradient=None):
-        x, output = self.in_flight.pop(microbatch)
-        torch.autograd.backward(output, gradient)
-        for name, param in self.module.named_parameters():
-            param.grad, self.weights[name].grad = self.weights[name].grad, None
-        self.optimizer.step()
-        for name, param in self.module.named_parameters():
-            self.weights[name].data.copy_(param.detach())
-        return x.grad
+    def step(self):
+        for param in self.module.parameters():
+            param.data.sub_(param.grad, alpha=self.optimizer.param_groups[0]["lr"])
 
 
 ORDERS = {
@@ -1716,21 +1716,17 @@ def every_order(schedules):
     }
 
 
-def smoothed(runs):
-    """Return means over all runs and SMOOTH microbatches in a row, until the shortest run ends."""
-    mean = [sum(losses) / len(losses) for losses in zip(*runs, strict=False)]
-    windows = [mean[k : k + SMOOTH] for k in range(len(mean) - SMOOTH + 1)]
-    return [sum(window) / SMOOTH for window in windows]
-
-
 def curve(axes, name, runs, colour, dashes):
-    """Draw the losses of one order, and return a phrase that says how they end."""
-    means = smoothed([[loss for loss in losses if math.isfinite(loss)] for losses in runs])
+    """Draw the means of all runs and SMOOTH microbatches in a row, until a loss is not finite."""
+    mean = [sum(losses) / len(losses) for losses in zip(*runs, strict=False)]
+    mean = [loss for loss in mean if math.isfinite(loss)]
+    means = [sum(mean[k - SMOOTH : k]) / SMOOTH for k in range(SMOOTH, len(mean) + 1)]
     axes.plot(range(SMOOTH, SMOOTH + len(means)), means, dashes, color=colour, label=name)
     lost = [len(losses) - 1 for losses in runs if not math.isfinite(losses[-1])]
-    if lost and means:
-        axes.plot(SMOOTH + len(means) - 1, means[-1], "x", color=colour)
-    return f"not finite after {min(lost)} microbatches" if lost else f"{means[-1]:.2f} at the end"
+    if not lost:
+        return f"{means[-1]:.2f} at the end"
+    axes.plot(SMOOTH + len(means) - 1, means[-1], "x", color=colour)
+    return f"not finite after {min(lost)} microbatches"
 
 
 schedules = {name: made(generator, 8, 40) for name, (_, generator) in ORDERS.items()}
@@ -1742,8 +1738,7 @@ for axes, lr in zip(figure.subplots(1, 2, sharey=True), RATES, strict=True) if r
     for name, colour, dashes in zip(ORDERS, RANKS, ("-", "--", ":"), strict=False):
         end = curve(axes, name, [losses[lr, name] for losses in run], colour, dashes)
         print(f"learning rate {lr}: {name:26} {end}")
-    axes.set(xlabel="microbatch", ylim=(2.8, 6.5))
-    axes.set_title(f"learning rate {lr}", fontsize=9)
+    axes.set(xlabel="microbatch", ylim=(2.8, 6.5), title=f"learning rate {lr}")
     axes.grid(True, alpha=0.3)
 if run:
     figure.axes[0].set_ylabel(f"loss, nats per byte,\nmean of 2 seeds x {SMOOTH}")
@@ -1767,248 +1762,6 @@ figure if run else None
 #
 # <details><summary>In the lectures</summary>Lecture 001 says that PipeDream keeps versions "to avoid
 # staleness". But they do not avoid it, because the gradient is as stale with versions as without.</details>
-
-# %% [markdown]
-# ## 9 · Was it wise to pipeline?
-#
-# | | |
-# |---|---|
-# | you will write | nothing |
-# | builds on | all of it |
-# | time | 5 minutes |
-#
-# At NeurIPS 2024, Ilya Sutskever said of his own model of 2014: "Was it wise to pipeline? As we now know
-# pipelining is not wise."
-#
-# <details><summary>How fast was that pipeline?</summary>The pipeline ran on 8 GPUs, one for each of the
-# model's four layers and four for the softmax, but was only 3.7 times as fast as one GPU (Sutskever et al.
-# 2014, §3.5), which is 46 % of the ideal.</details>
-#
-# Let's ask again for Llama 3 70B, with one sequence of 4,096 tokens per microbatch. The 8 H100s of a node
-# share every layer (notebook 06, with sequence parallelism), and p nodes form the pipeline. Assume that a GPU
-# reaches 40 % of its 989 TFLOP/s.
-#
-# Which schedule is best for which p, m and link? The next cell simulates all of them, messages included. A
-# schedule must fit into 80 GB per GPU. Each parameter takes 16 bytes (32 with the two copies of DualPipe,
-# §11). Each microbatch in flight takes 34 s·b·h/t bytes in each layer, and W still needs 32 s·b·h/t of these
-# bytes.
-
-# %% tags=["skip-in-grading"]
-from course_lib.facts import (
-    attention_flops,
-    attention_parameters,
-    korthikanti_activations,
-    mlp_parameters,
-)
-from course_lib.facts.hardware import NETWORK_ALPHA, gpu, link
-from course_lib.pipeline.memory import peak_activations as peaks
-
-LLAMA = GPTConfig(
-    layers=1, width=8192, heads=64, kv_heads=8, hidden=28672, mlp="swiglu", norm="rms", positions="rotary", bias=False
-)  # fmt: skip
-LAYERS, SEQ, GPUS = 80, 4096, 8
-SPEED = 0.4 * gpu("H100").flops * GPUS  # FLOP/s of a node
-WEIGHTS = 2 * SEQ * (attention_parameters(LLAMA) + mlp_parameters(LLAMA)) / SPEED
-SCORES = attention_flops(LLAMA, 1, SEQ, causal=True) / SPEED  # scores have no weights, so no W
-PARAMETERS = LAYERS * (attention_parameters(LLAMA) + mlp_parameters(LLAMA))
-ACTIVATIONS = korthikanti_activations(SEQ, SEQ, 8192, 64, GPUS, "regather", "selective")
-M = 2 * SEQ * LLAMA.width  # an activation, of which each GPU of a node sends an eighth
-PORT = link("InfiniBand NDR").each_way
-LINKS = {
-    "a port for each GPU": M / GPUS / PORT,
-    "one port for the node": M / PORT,
-    "10 Gb/s for the node": M / link("10 Gb").each_way,
-}
-
-
-def rank_times(p, link_seconds):
-    """Return the durations, in seconds, of one microbatch on all layers of a rank."""
-    layers = LAYERS / p
-    return Durations(
-        layers * (WEIGHTS + SCORES),
-        layers * (WEIGHTS + 2 * SCORES),
-        layers * WEIGHTS,
-        communication=NETWORK_ALPHA + link_seconds,
-    )
-
-
-def candidates(p, m):
-    """Yield (name, schedule, chunks, copies of the model) for all schedules that fit p and m."""
-    for name in SCHEDULES:
-        sizes = (2, 5) if name.startswith("interleaved") else (None,)
-        for v in sizes:
-            if v and LAYERS // p % v:
-                continue
-            with contextlib.suppress(ValueError):
-                schedule = getattr(library, name)(p, m, *([v] if v else []))
-                chunks = v or (2 if name in ("zero_bubble_v", "dualpipe_v") else 1)
-                label = f"interleaved, v = {v}" if v else name
-                yield label, schedule, chunks, 2 if name == "dualpipe" else 1
-
-
-def gigabytes(p, schedule, chunks, copies):
-    """Return the gigabytes on the fullest GPU."""
-    most = max(peaks(schedule, 32 / 34)) * LAYERS / p / chunks
-    return (16 * PARAMETERS * copies / p / GPUS + most * ACTIVATIONS) / 1e9
-
-
-print("the best schedule that fits into 80 GB, and the share of the time in which ranks work")
-print(f"{'':16}" + "".join(f"{name:34}" for name in LINKS))
-for p, counts in ((4, (8, 64)), (8, (8, 16, 64)), (16, (16, 64))):
-    for m in counts:
-        line = f"p = {p:2}, m = {m:3}  "
-        fitting = [candidate for candidate in candidates(p, m) if gigabytes(p, *candidate[1:]) < 80]
-        for seconds in LINKS.values():
-            best = max(
-                (1 - float(simulate(schedule, rank_times(p, seconds).split(v), c).of_total), name)
-                for name, schedule, v, c in fitting
-            )
-            line += f"{best[1]} {best[0]:.0%}".ljust(34)
-        print(line)
-print("\np = 8, m = 16          GB per GPU   share of the time in which ranks work, links as above")
-for name, *setting in candidates(8, 16):
-    shares = [
-        1
-        - float(simulate(setting[0], rank_times(8, seconds).split(setting[1]), setting[2]).of_total)
-        for seconds in LINKS.values()
-    ]
-    print(f"{name:24} {gigabytes(8, *setting):8.0f}  ", *(f"{share:8.0%}" for share in shares))
-
-# %% [markdown]
-# In the first table, with *a port for each GPU*, halved backwards on a V (`zero_bubble_v`) are best, and need
-# only the memory of 1F1B. But with few microbatches (m = p), many small chunks are best. With *one port for
-# the node*, a message takes eight times as long, so schedules with many chunks lose time. With *10 Gb/s*, a
-# message takes longer than a forward, so a rank should run far ahead before it needs a gradient. ZB-H2 and
-# GPipe let it do so.
-#
-# <details><summary>When is ZB-H2 best, and when GPipe?</summary>With 10 Gb/s, a message takes 1.2 F with 4
-# nodes, 2.3 F with 8, and 4.7 F with 16. ZB-H2 needs at least 2p − 1 microbatches. If m is large enough for
-# it, ZB-H2 with its double warm-up is best on 4 and 8 nodes, and otherwise GPipe is best. On 16 nodes, GPipe
-# is best for both values of m. For m = 16, there is no ZB-H2, since it needs 31. For m = 64, even the warm-up
-# of ZB-H2 is too short, whereas GPipe starts with 64 forwards, which all fit into memory.</details>
-#
-# In the second table, plain 1F1B at m = 2 p idles for 31 % of the time even with a port for each GPU (your
-# formula says 30.4 %). So people who call pipelining unwise probably think of this schedule, or the naive
-# one. With the newer schedules and a port for each GPU, ranks work for 82 to 92 % of the time.
-#
-# What is the alternative? Let each node hold a replica of the model, with ZeRO-1 (notebook 04):
-
-# %% tags=["skip-in-grading"]
-SIZES = {"70B": PARAMETERS, "405B": 405e9}
-for name, parameters in SIZES.items():
-    for replicas in (8, 64):
-        states = (4 + 12 / replicas) * parameters / GPUS / 1e9
-        sent = 2 * (replicas - 1) / replicas * 2 * parameters / GPUS
-        print(
-            f"{name:4} on {replicas:2} nodes: a GPU holds {states:3.0f} GB "
-            f"and sends {sent / 1e9:3.0f} GB per step ({sent / PORT:.1f} s)"
-        )
-step = 64 * LAYERS * (3 * WEIGHTS + 3 * SCORES) / 8
-border = 2 * 64 * M / GPUS
-print(f"8 nodes compute 64 sequences in {step:.1f} s; in a pipeline, the bubble comes on top")
-print(f"in the pipeline, a GPU sends {border / 1e9:.1f} GB per step ({border / PORT:.2f} s)")
-
-# %% [markdown]
-# For 70B on these machines, pipelining is *not* wise, because replicas with ZeRO-1 fit into memory. Each GPU
-# holds 47 GB of weights, gradients and optimizer states, plus 11 GB of activations, and spends 0.6 s sending.
-# Even if no sending is hidden, the 0.6 s are only 14 % of the step's
-# 4.4 s, and replicas have no bubble.
-#
-# <details><summary>How much of the 0.6 s can hide?</summary>Half of it, 0.3 s for the gradients, can hide
-# behind the last backward of the step. A replica has eight sequences, and the backward of each takes 0.37 s.
-# The other half, for the new weights, can partly hide behind the next forward, which takes 0.18 s. (The
-# activations above are 34 s·b·h/t bytes for each of 80 layers.)</details>
-#
-# With 405B, no number of replicas helps, because weights and gradients (4 bytes per parameter) take 200 GB
-# per GPU. Then you need pipelines, or ZeRO-3, which sends three times the parameters for each microbatch.
-#
-# So use a pipeline if the model does not fit into a node even with ZeRO-1, or if the link between nodes is
-# slow, because replicas send nearly thirty times as much. Take as many microbatches as the batch allows, and
-# measure F, I, W and the message time before you choose the schedule.
-#
-# <details><summary>In the lectures</summary>Lecture 004 ends its part on pipelines with Sutskever's words.
-# Lecture 001 calls a utilization of 80-90 % typical.</details>
-
-# %% [markdown]
-# ## On your GPUs
-#
-# *No points. With GPUs this takes a few minutes. Without them the cells show a recorded run, if there is
-# one.*
-#
-# **Predict.** The cell times F, I and W of four blocks of width 2,048 on a GPU, in 16 bits. On the CPU, W was
-# the shortest. Is it the shortest here as well?
-
-# %% tags=["nbval-ignore-output", "skip-in-grading"]
-from course_lib.gpu import on_your_gpus
-from course_lib.gpu.pipelines import ACTIONS, PIPELINE
-
-on_gpus = on_your_gpus(ACTIONS)
-
-# %% [markdown]
-# **Predict.** Now 1F1B runs over all your GPUs, with microbatches of one size. A step of m microbatches takes
-# m slots of F + B, plus the bubble. The prediction takes the slot from the measured step with one microbatch,
-# and the bubble from your `bubble_of_ideal`. Do larger steps take as long as predicted?
-
-
-# %% tags=["nbval-ignore-output", "skip-in-grading"]
-def slots(of, run):
-    slot = run.rows[0].value / (1 + bubble_of_ideal("one_f_one_b", of["p"], 1))
-    return of["m"] * slot * (1 + bubble_of_ideal("one_f_one_b", of["p"], of["m"]))
-
-
-on_gpus = on_your_gpus(PIPELINE, predicted=slots)
-# %% [markdown]
-# <details><summary>If the run differs from your prediction</summary>The prediction assumes that all stages
-# are equal. But the head of GPT-2 small weighs as much as 5.5 of its blocks, so with four GPUs or more the
-# last stage is slower than the mean, and many microbatches take longer than predicted. The step with one
-# microbatch also pays for starting kernels, for messages, and for summing the tied embedding's gradients. So
-# the slot taken from this step can be too long. If many microbatches take less time than predicted, this is
-# probably why.</details>
-
-# %% [markdown]
-# ## 10 · Questions
-#
-# | | |
-# |---|---|
-# | builds on | all of it |
-# | time | 5 minutes |
-# | points | 4 |
-#
-# You can write a number as an expression. In questions 1, 2 and 4, forwards take equally long on all stages,
-# and so do backwards.
-#
-# 1. With 8 stages, 32 microbatches and 1F1B, for what **share of the total** time (0 to 1) does a rank idle?
-# 2. With 8 stages and 1F1B, what is the least number of **microbatches**, if no more than a tenth of the
-#    total time may be idle?
-# 3. What gets smaller with 1F1B instead of GPipe, for the same p and m? `"the bubble"`, `"the peak of
-#    activations"` or `"the bytes sent"`
-# 4. Take 8 stages, 32 microbatches and 1F1B. The activations of one microbatch on one stage take 1.5 GB. How
-#    many **GB** does stage 2, counted from 0, hold at most?
-# 5. Why does PipeDream keep versions of its weights? So that `"gradients are not stale"`, `"forward and
-#    backward see the same weights"` or `"a stage needs less memory"`
-
-# %% nbgrader={"grade_id": "questions", "solution": true}
-answer_1 = ...  # share, 0 to 1
-answer_2 = ...  # microbatches
-answer_3 = ...  # "the bubble", "the peak of activations" or "the bytes sent"
-answer_4 = ...  # GB
-answer_5 = ...  # "gradients are not stale", "forward and backward see the same weights" or "a stage needs less memory"
-### BEGIN SOLUTION
-answer_1 = 7 / (32 + 7)
-answer_2 = 63
-answer_3 = "the peak of activations"
-answer_4 = (8 - 2) * 1.5
-answer_5 = "forward and backward see the same weights"
-### END SOLUTION
-
-# %% nbgrader={"grade_id": "questions_check", "points": 4}
-report = check("07_pipeline/questions", answer_1, answer_2, answer_3, answer_4, answer_5)
-### BEGIN HIDDEN TESTS
-report = check(
-    "07_pipeline/questions", answer_1, answer_2, answer_3, answer_4, answer_5, cases="hidden"
-)
-### END HIDDEN TESTS
-report.points(4)
 
 # %% [markdown]
 # ## 11 · Optional: DualPipe
@@ -2196,6 +1949,180 @@ drawn(dualpipe, 4, 12, copies=2) if schedule else None
 # (`library.dualpipe_v`).
 
 # %% [markdown]
+# ## 12 · Optional: on a clock, and against PyTorch's
+#
+# | | |
+# |---|---|
+# | you will write | nothing |
+# | builds on | §5, §7 |
+# | time | 20 minutes |
+#
+# This section needs no other optional section, so you can come here straight from §7.
+#
+# Do F, I and W really take equally long? The next cell measures them on this machine, with two blocks of a
+# GPT and one thread.
+
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+def own_durations(repeats=12):
+    """Return the median seconds of F, I and W for two blocks with a batch of 4 x 64 tokens."""
+    from course_lib.pipeline.halves import LaterWeights
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    blocks = GPT(GPTConfig(width=192, layers=2)).to(device()).blocks
+    x, dy = torch.randn(2, 4, 64, 192).to(device())
+    x.requires_grad_()
+    positions = torch.arange(64, device=device())
+
+    def clock():
+        synchronize()  # wait until a GPU has done its work
+        return time.perf_counter()
+
+    seconds = []
+    for _ in range(repeats):
+        at = [clock()]
+        y = x
+        with LaterWeights() as later:
+            for block in blocks:
+                y = block(y, positions)
+        at.append(clock())
+        y.backward(dy)
+        at.append(clock())
+        later.finish()
+        at.append(clock())
+        seconds.append([b - a for a, b in itertools.pairwise(at)])
+    return torch.tensor(seconds[2:]).median(0).values.tolist()
+
+
+OWN = Durations(*launch(own_durations, world_size=1)[0])
+print(f"F {1e3 * OWN.forward:.1f} ms, I {1e3 * OWN.input:.1f} ms, W {1e3 * OWN.weight:.1f} ms")
+equal = Durations()
+generators = {
+    "GPipe": gpipe, "1F1B": one_f_one_b, "ZB-H1": zero_bubble_h1, "ZB-H2": library.zero_bubble_h2
+}  # fmt: skip
+print("bubble / total, for p = 4 and m = 16         F = I = W    as measured")
+for name, generator in generators.items():
+    schedule = made(generator, 4, 16)
+    if schedule:
+        shares = [simulate(schedule, durations_used).of_total for durations_used in (equal, OWN)]
+        print(f"{name:44} {shares[0]:9.1%} {shares[1]:14.1%}")
+
+# %% [markdown]
+# W is the shortest of the three, here and in the models of the paper (see §5), so some of the bubble is left.
+#
+# Do your ranks follow the simulated clock? The next cell runs twelve steps of each of two schedules on two
+# ranks, and draws the shortest step of each. Below each measured step, it draws a simulation with the median
+# F, B and message time of this step.
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+from course_lib.pictures.gantt import gantts
+from course_lib.pipeline.timeline import measure
+
+LARGER = GPTConfig(width=192, heads=4, layers=4, context=64, tied=False)
+
+
+def timed(schedule, repeats=12):
+    """Return the shortest of several measured steps."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    (stage,) = gpt_stages(GPT(LARGER).to(device()), schedule, dist.get_rank())
+    microbatches = some_microbatches(schedule[0][-1].microbatch + 1, rows=(4,))
+    step = partial(run_schedule, stage, schedule, microbatches)
+    timelines = [measure(step, stage, schedule, steps=1) for _ in range(repeats)]
+    return min(timelines, key=lambda timeline: timeline.total)
+
+
+charts = {}
+for generator in (naive, one_f_one_b):
+    schedule = made(generator, 2, 6)
+    run = try_it(timed, schedule, world_size=2) if schedule else None
+    if run:
+        timeline, name = run[0], generator.__name__
+        charts[f"{name}, measured"] = timeline
+        charts[f"{name}, simulated from its medians"] = simulate(schedule, timeline.durations)
+        shares = [charts[key].of_total for key in list(charts)[-2:]]
+        print(f"{name}: bubble {shares[0]:.0%} of the total, simulated {shares[1]:.0%}")
+gantts(charts, seconds=True) if charts else None
+
+# %% [markdown]
+# If a measured step and its simulation differ, something slowed the ranks down that the simulator does not
+# know, such as another process on the same cores, or a message that waited for its receiver.
+#
+# **The two ends of the model.** Many GPTs tie the head to the embedding, so one matrix is used on the first
+# rank *and* on the last. In one process, autograd adds up the gradients of the two uses. In the pipeline,
+# each end has only one term of this sum:
+
+# %% tags=["skip-in-grading"]
+TIED = GPTConfig(width=32, heads=4, layers=7, context=32)
+schedule, name = made(one_f_one_b, 4, 8), "token_embedding.weight"
+run = try_it(a_step, run_schedule, schedule, TIED) if schedule else None
+if run:
+    whole = one_process(TIED)[1][name]
+    first, last = run[0][1][name], run[-1][1][name]
+    terms = {"rank 0's gradient": first, "rank 3's gradient": last, "the sum of both": first + last}
+    for what, gradient in terms.items():
+        off = (gradient - whole).abs().max() / whole.abs().max()
+        print(f"{what:17}:", "equal to one process" if off < 1e-9 else f"off by {off:.2f}")
+
+# %% [markdown]
+# If you forget the sum, you train two matrices that were meant to be one, but nothing crashes. Megatron-LM
+# all-reduces this gradient between the two ranks at the end of the step, as does
+# `course_lib.pipeline.run.run_schedule`. Your function does not have to.
+#
+# **Against PyTorch's.** `torch.distributed.pipelining` wraps the module in a `PipelineStage`. The next cell
+# compares the gradients of two of its schedule classes with yours, and lets its runtime run your own rows.
+
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+def theirs(stage, schedule, microbatches, how="text"):
+    """Take a step in PyTorch, with one of its own schedules or with the rows of our schedule."""
+    from torch.distributed import pipelining
+    from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
+
+    inputs, targets = (torch.cat(part) for part in zip(*microbatches, strict=True))
+    wrapped = pipelining.PipelineStage(stage.module, stage.index, stage.length, device())
+    options = {"loss_fn": lambda y, t: next_token_loss(y, t, "sum") / targets.numel()}
+    if torch.__version__ >= "2.7":  # earlier versions scale nothing
+        options["scale_grads"] = False  # otherwise PyTorch divides by the number of microbatches
+    if how == "text":
+        runtime = _PipelineScheduleRuntime([wrapped], len(microbatches), **options)
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "schedule.csv"
+            file.write_text(to_text(schedule))
+            runtime._load_csv(str(file))
+    else:
+        runtime = getattr(pipelining, how)(wrapped, len(microbatches), **options)
+    first = [inputs] if stage.first else []
+    runtime.step(*first, **({"target": targets} if stage.last else {}))
+    return {}
+
+
+cases = [
+    ("Schedule1F1B", one_f_one_b),
+    ("ScheduleGPipe", gpipe),
+    ("text", one_f_one_b),
+    ("text", zero_bubble_h1),
+]
+schedule = made(one_f_one_b, 2, 8)
+ours = try_it(a_step, run_schedule, schedule, rows=(2,), world_size=2) if schedule else None
+for how, generator in cases if ours else ():
+    schedule = made(generator, 2, 8)
+    run = schedule and try_it(a_step, partial(theirs, how=how), schedule, rows=(2,), world_size=2)
+    if run:
+        together = {name: gradient for _, grads in ours for name, gradient in grads.items()}
+        what = f"the rows of your {generator.__name__}" if how == "text" else how
+        print(f"{what:32} gradients differ from yours by {furthest(run, together):.0e}")
+
+# %% [markdown]
+# <details><summary>More about PyTorch's version, and the errors of 2.9</summary>By default, PyTorch divides
+# gradients by m, whatever your loss does (<code>scale_grads</code>). It also cuts the batch into microbatches
+# for you, but they must all have the same size. It can find the stages by tracing
+# (<code>pipelining.pipeline</code>), and it overlaps the computing with FSDP's gathers and reductions, which
+# are also actions in its schedules. With PyTorch 2.9 the cell prints errors, because in that version each
+# stage first sends 8 bytes to a neighbour that expects 4, so <code>launch</code> stops both ranks.</details>
+
+# %% [markdown]
 # ## Scorecard
 #
 # The card compares computation, memory and bytes sent for one step of AdamW on 4 ranks. The model is a GPT
@@ -2303,8 +2230,8 @@ Scorecard(rows, unit=parameters_alone, flops_alone=alone_run[0].flops)
 # which explain the difference between the last two lines. The pipeline sends the fewest *bytes*, one
 # activation across each border and one gradient back. But the card does not show the time lost in the bubble.
 #
-# **You have built** five schedules, the formulas for their idle time, memory and bytes, an executor for whole
-# forwards and backwards, and a stage of a pipeline that never runs empty.
+# **You have built** five schedules, the formulas for their idle time, memory and bytes, and an executor for
+# whole forwards and backwards.
 #
 # **Read on.**
 # - Huang et al. (2019), *GPipe*: §2.3 explains the bubble and recomputation.
