@@ -26,13 +26,13 @@
 #
 # | section | minutes | points | builds on |
 # |---|---|---|---|
-# | 1 One after the other | 15 | 3 | |
+# | 1 One after the other | 16 | 3 | |
 # | 2 GPipe: many small batches | 25 | 5 | 1 |
 # | 3 1F1B: the same in less memory | 25 | 9 | 2 |
 # | 4 Interleaving: a shorter way round | 30 | 9 | 3 |
 # | 5 Half of a backward can wait | 23 | 8 | 3 |
 # | 6 What you predicted | 5 | 7 | 2 to 5 |
-# | 7 On real ranks | 45 | 15 | 3 |
+# | 7 On real ranks | 44 | 15 | 3 |
 # | 8 Was it wise to pipeline? | 7 | | all |
 # | 9 Questions | 5 | 4 | all |
 # | 10 Optional: PipeDream, without a flush | 25 | 6 extra | 3 |
@@ -171,7 +171,7 @@ def said(prediction, *args):
 # | | |
 # |---|---|
 # | you will write | `naive(stages, microbatches)` |
-# | time | 15 minutes |
+# | time | 16 minutes |
 # | difficulty, importance | 1 and 3 of 5 |
 # | points | 3 |
 #
@@ -964,7 +964,7 @@ report.points(7)
 # |---|---|
 # | you will write | `run_schedule(stage, actions, microbatches, group=None)` |
 # | builds on | §3, and deadlocks (notebook 00) |
-# | time | 45 minutes |
+# | time | 44 minutes |
 # | difficulty, importance | 4 and 5 of 5 |
 # | points | 15 |
 #
@@ -1405,8 +1405,7 @@ print(f"in the pipeline, a GPU sends {border / 1e9:.1f} GB per step ({border / P
 # %% [markdown]
 # For 70B on these machines, pipelining is *not* wise, because replicas with ZeRO-1 fit into memory. Each GPU
 # holds 47 GB of weights, gradients and optimizer states, plus 11 GB of activations, and spends 0.6 s sending.
-# Even if no sending is hidden, the 0.6 s are only 14 % of the step's
-# 4.4 s, and replicas have no bubble.
+# Even if no sending is hidden, the 0.6 s are only 14 % of the step's 4.4 s, and replicas have no bubble.
 #
 # <details><summary>How much of the 0.6 s can hide?</summary>Half of it, 0.3 s for the gradients, can hide
 # behind the last backward of the step. A replica has eight sequences, and the backward of each takes 0.37 s.
@@ -1478,8 +1477,8 @@ on_gpus = on_your_gpus(PIPELINE, predicted=slots)
 #    activations"` or `"the bytes sent"`
 # 4. Take 8 stages, 32 microbatches and 1F1B. The activations of one microbatch on one stage take 1.5 GB. How
 #    many **GB** does stage 2, counted from 0, hold at most?
-# 5. Why can W be postponed, but not I? Because `"no rank waits for its result before the optimizer's step"`,
-#    `"it needs no activations"` or `"it takes less time than I"`
+# 5. Why can W be postponed, but not I? Because
+#    `"no other rank waits for its result"`, `"it needs no activations"` or `"it takes less time"`
 
 # %% nbgrader={"grade_id": "questions", "solution": true}
 answer_1 = ...  # share, 0 to 1
@@ -1492,7 +1491,7 @@ answer_1 = 7 / (32 + 7)
 answer_2 = 63
 answer_3 = "the peak of activations"
 answer_4 = (8 - 2) * 1.5
-answer_5 = "no rank waits for its result before the optimizer's step"
+answer_5 = "no other rank waits for its result"
 ### END SOLUTION
 
 # %% nbgrader={"grade_id": "questions_check", "points": 4}

@@ -5,7 +5,7 @@ answer_1 = 7 / 32
 answer_2 = 63
 answer_3 = "the peak of activations"
 answer_4 = 9
-answer_5 = "no rank waits for its result before the optimizer's step"
+answer_5 = "no other rank waits for its result"
 
 # %% wrong: the share that computes
 # is: slip
@@ -14,7 +14,7 @@ answer_1 = 32 / 39
 answer_2 = 63
 answer_3 = "the peak of activations"
 answer_4 = 9
-answer_5 = "no rank waits for its result before the optimizer's step"
+answer_5 = "no other rank waits for its result"
 
 # %% wrong: p stages fill in p steps
 # is: slip
@@ -23,7 +23,7 @@ answer_1 = 8 / 40
 answer_2 = 63
 answer_3 = "the peak of activations"
 answer_4 = 9
-answer_5 = "no rank waits for its result before the optimizer's step"
+answer_5 = "no other rank waits for its result"
 
 # %% wrong: a tenth of the ideal time
 # is: slip
@@ -32,7 +32,7 @@ answer_1 = 7 / 39
 answer_2 = 70
 answer_3 = "the peak of activations"
 answer_4 = 9
-answer_5 = "no rank waits for its result before the optimizer's step"
+answer_5 = "no other rank waits for its result"
 
 # %% wrong: one too many
 # is: slip
@@ -41,7 +41,7 @@ answer_1 = 7 / 39
 answer_2 = 64
 answer_3 = "the peak of activations"
 answer_4 = 9
-answer_5 = "no rank waits for its result before the optimizer's step"
+answer_5 = "no other rank waits for its result"
 
 # %% wrong: one too few
 # is: slip
@@ -50,7 +50,7 @@ answer_1 = 7 / 39
 answer_2 = 62
 answer_3 = "the peak of activations"
 answer_4 = 9
-answer_5 = "no rank waits for its result before the optimizer's step"
+answer_5 = "no other rank waits for its result"
 
 # %% wrong: 1F1B has a smaller bubble
 # is: slip
@@ -59,7 +59,7 @@ answer_1 = 7 / 39
 answer_2 = 63
 answer_3 = "the bubble"
 answer_4 = 9
-answer_5 = "no rank waits for its result before the optimizer's step"
+answer_5 = "no other rank waits for its result"
 
 # %% wrong: 1F1B sends less
 # is: slip
@@ -68,7 +68,7 @@ answer_1 = 7 / 39
 answer_2 = 63
 answer_3 = "the bytes sent"
 answer_4 = 9
-answer_5 = "no rank waits for its result before the optimizer's step"
+answer_5 = "no other rank waits for its result"
 
 # %% wrong: GPipe's memory
 # is: slip
@@ -77,7 +77,7 @@ answer_1 = 7 / 39
 answer_2 = 63
 answer_3 = "the peak of activations"
 answer_4 = 48
-answer_5 = "no rank waits for its result before the optimizer's step"
+answer_5 = "no other rank waits for its result"
 
 # %% wrong: stage 0's memory
 # is: slip
@@ -86,7 +86,7 @@ answer_1 = 7 / 39
 answer_2 = 63
 answer_3 = "the peak of activations"
 answer_4 = 12
-answer_5 = "no rank waits for its result before the optimizer's step"
+answer_5 = "no other rank waits for its result"
 
 # %% wrong: the warm-up alone
 # is: slip
@@ -95,7 +95,7 @@ answer_1 = 7 / 39
 answer_2 = 63
 answer_3 = "the peak of activations"
 answer_4 = 7.5
-answer_5 = "no rank waits for its result before the optimizer's step"
+answer_5 = "no other rank waits for its result"
 
 # %% wrong: the other way round
 # is: slip
@@ -104,7 +104,7 @@ answer_1 = 7 / 39
 answer_2 = 63
 answer_3 = "the peak of activations"
 answer_4 = 4.5
-answer_5 = "no rank waits for its result before the optimizer's step"
+answer_5 = "no other rank waits for its result"
 
 # %% wrong: a W without activations
 # is: slip
@@ -117,23 +117,23 @@ answer_5 = "it needs no activations"
 
 # %% wrong: a W that is shorter
 # is: slip
-# says: could wait as well
+# says: Even a longer W could wait
 answer_1 = 7 / 39
 answer_2 = 63
 answer_3 = "the peak of activations"
 answer_4 = 9
-answer_5 = "it takes less time than I"
+answer_5 = "it takes less time"
 
 # %% right: computed
 answer_1 = (lambda p, m: (p - 1) / (m + p - 1))(8, 32)
 answer_2 = 9 * (8 - 1)
 answer_3 = "the peak of activations"
 answer_4 = min(32, 8 - 2) * 1.5
-answer_5 = "no rank waits for its result before the optimizer's step"
+answer_5 = "no other rank waits for its result"
 
 # %% right: rounded
 answer_1 = 0.1795
 answer_2 = 63.0
 answer_3 = " The peak of activations "
 answer_4 = 9.0
-answer_5 = "no rank waits for its result before the optimizer's step"
+answer_5 = "no other rank waits for its result"

@@ -38,9 +38,9 @@ HELD = {
 }
 SMALLER = ("the bubble", "the peak of activations", "the bytes sent")
 POSTPONED = (
-    "no rank waits for its result before the optimizer's step",
+    "no other rank waits for its result",
     "it needs no activations",
-    "it takes less time than I",
+    "it takes less time",
 )
 
 
@@ -78,8 +78,8 @@ def questions(draw: kit.Draw) -> Iterator[kit.Case]:
                 slips={
                     "it needs no activations": "W needs x and dy of each linear layer, so a rank that "
                     "postpones W keeps these activations longer.",
-                    "it takes less time than I": "A W that took as long as I could wait as well. Ask which "
-                    "action needs the result, and when.",
+                    "it takes less time": "Even a longer W could wait. Ask which action needs "
+                    "the result, and when.",
                 },
             ),
         ]
