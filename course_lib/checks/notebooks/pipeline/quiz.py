@@ -37,11 +37,7 @@ HELD = {
     STAGES - STAGE: "Your answer is the number of microbatches. Multiply it by 1.5 GB.",
 }
 SMALLER = ("the bubble", "the peak of activations", "the bytes sent")
-POSTPONED = (
-    "no other rank waits for its result",
-    "it needs no activations",
-    "it takes less time",
-)
+POSTPONED = ("no other rank waits for its result", "it needs no activations", "it takes less time")
 
 
 @kit.exercise(
