@@ -1041,7 +1041,7 @@ for generator, blocking in ((gpipe, True), (one_f_one_b, True), (one_f_one_b, Fa
 #
 # - The microbatches have *different sizes*, but the loss is the mean over the targets of the whole batch. So
 #   divide each microbatch's sum of losses by `count`, the number of **all** targets. (Means of microbatches
-#   that are only added up give gradients m times too large, and AdamW hides it, as in notebook 03 §2.)
+#   that are only added up give gradients m times too large, a mistake AdamW hides, as in notebook 03 §2.)
 # - In the backward of a microbatch, drop everything you kept for it. The check counts the tensors that
 #   forward keeps for backward. In one run it measures the memory of each rank's process, so it sees clones as
 #   well. (A tensor that is being sent lives until its `wait`. So `send` detaches it from its graph, and first
