@@ -889,10 +889,10 @@ plan_figures.reach([H100, A100])
 
 # %% [markdown]
 # **Predict and build.** `matmul_seconds` returns the longer of the two times. `ridge` returns the number of
-# FLOPs per byte above which arithmetic takes longer than memory. `least_tokens` returns the least m at which
-# arithmetic takes longer, for a very large weight. (Then almost all memory traffic is the k n numbers of the
-# weight.) An H100 has 989e12 FLOP/s in bf16 and 3,350e9 bytes/s. First work out the H100's least m in your
-# head.
+# FLOPs per byte above which arithmetic takes longer than memory. `least_tokens` returns the least m, not
+# rounded, at which arithmetic takes longer, for a very large weight. (Then almost all memory traffic is the
+# k n numbers of the weight.) An H100 has 989e12 FLOP/s in bf16 and 3,350e9 bytes/s. First work out the
+# H100's least m in your head.
 
 
 # %% nbgrader={"grade_id": "roofline", "solution": true}
@@ -914,7 +914,7 @@ def ridge(flops: float, bandwidth: float) -> float:
 
 
 def least_tokens(flops: float, bandwidth: float, itemsize: float = 2) -> float:
-    """The least m at which (m, k) @ (k, n) is bound by arithmetic, for large k and n."""
+    """The least m, not rounded, at which (m, k) @ (k, n) is bound by arithmetic, for large k and n."""
     ### BEGIN SOLUTION
     return flops * itemsize / (2 * bandwidth)
     ### END SOLUTION

@@ -120,6 +120,38 @@ def least_tokens(flops, bandwidth, itemsize=2):
 +    return math.ceil(flops * itemsize / (2 * bandwidth))
 
 
+# %% wrong: the bytes alone
+# is: idea
+# says: only the bytes.*Without that, at most half
+# base: the longer of two times
+-    return max(arithmetic, bytes_moved / bandwidth)
++    return bytes_moved / bandwidth
+
+
+# %% wrong: the nearest whole number of tokens
+# is: detail
+# says: Do not round
+# base: the longer of two times
+-    return flops * itemsize / (2 * bandwidth)
++    return round(flops * itemsize / (2 * bandwidth))
+
+
+# %% wrong: tokens rounded down
+# is: detail
+# says: Do not round
+# base: the longer of two times
+-    return flops * itemsize / (2 * bandwidth)
++    return int(flops * itemsize / (2 * bandwidth))
+
+
+# %% wrong: four bytes always
+# is: slip
+# says: always counts 4
+# base: the longer of two times
+-    bytes_moved = (m * k + k * n + m * n) * itemsize
++    bytes_moved = (m * k + k * n + m * n) * 4
+
+
 # %% right: by intensity
 def ridge(flops, bandwidth):
     return flops / bandwidth

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from course_lib import facts
 from course_lib.checks import kit
@@ -30,8 +30,13 @@ def product(faster: float = 1, slower: float = 1, item: int | None = None) -> ki
     return seconds
 
 
+BOTH = "Your answer is the sum of both times, but they overlap, so the longer one counts."
+NO_BYTES = "Your answer is only the arithmetic, but with few rows the bytes take longer."
+NO_FLOPS = "Your answer is only the bytes, but with many rows the arithmetic takes longer."
+SHORTER = "The shorter of both times cannot be reached, so the longer one counts."
+IDEAS = (BOTH, NO_BYTES, NO_FLOPS, SHORTER)
 PRODUCT: dict[str, kit.Formula] = {
-    "Your answer is the sum of both times, but they overlap, so the longer one counts.": (
+    BOTH: (
         lambda m, k, n, flops, bandwidth, itemsize=2: (
             arithmetic(m, k, n, flops) + moving(m, k, n, bandwidth, itemsize)
         )
@@ -46,13 +51,13 @@ PRODUCT: dict[str, kit.Formula] = {
             arithmetic(m, k, n, flops), (m * k + k * n) * itemsize / bandwidth
         )
     ),
-    "Your answer is only the arithmetic, but with few rows the bytes take longer.": (
+    NO_BYTES: (
         lambda m, k, n, flops, bandwidth, itemsize=2: arithmetic(m, k, n, flops)
     ),
-    "Your answer is only the bytes, but with many rows the arithmetic takes longer.": (
+    NO_FLOPS: (
         lambda m, k, n, flops, bandwidth, itemsize=2: moving(m, k, n, bandwidth, itemsize)
     ),
-    "The shorter of both times cannot be reached, so the longer one counts.": (
+    SHORTER: (
         lambda m, k, n, flops, bandwidth, itemsize=2: min(
             arithmetic(m, k, n, flops), moving(m, k, n, bandwidth, itemsize)
         )
@@ -64,6 +69,7 @@ PRODUCT: dict[str, kit.Formula] = {
     "bandwidth is in bytes per second, not in bits.": product(slower=8),
     "bandwidth is already in bytes per second, so do not convert it from bits.": product(slower=1 / 8),
     "A number has itemsize bytes, but your formula always counts 2.": product(item=2),
+    "A number has itemsize bytes, but your formula always counts 4.": product(item=4),
     "A number has itemsize bytes, but your formula counts numbers.": product(item=1),
 }  # fmt: skip
 RIDGE: dict[str, kit.Formula] = {
@@ -88,6 +94,12 @@ RIDGE: dict[str, kit.Formula] = {
         lambda flops, bandwidth: flops / bandwidth / 8
     ),
 }
+
+
+def rounded(how: Callable[[float], int]) -> kit.Formula:
+    return lambda flops, bandwidth, itemsize=2: how(flops * itemsize / (2 * bandwidth))
+
+
 TOKENS: dict[str, kit.Formula] = {
     "Your answer is twice as many. For itemsize bytes of a weight, each token brings 2 FLOPs, so divide by "
     "2.": (
@@ -96,9 +108,11 @@ TOKENS: dict[str, kit.Formula] = {
     "A weight of itemsize bytes brings 2 FLOPs per token, but your formula is right only for 2 bytes.": (
         lambda flops, bandwidth, itemsize=2: flops / bandwidth
     ),
-    "Do not round, because both times are equal exactly at least_tokens.": (
-        lambda flops, bandwidth, itemsize=2: math.ceil(flops * itemsize / (2 * bandwidth))
+    "Do not round, because both times are equal exactly at least_tokens.": rounded(math.ceil),
+    "Do not round to the nearest number, because both times are equal exactly at least_tokens.": (
+        rounded(round)
     ),
+    "Do not round down, because both times are equal exactly at least_tokens.": rounded(math.floor),
     "Your answer is upside down.": lambda flops, bandwidth, itemsize=2: 2 * bandwidth / (flops * itemsize),
     "Larger numbers take longer to bring, so that more tokens are needed, not fewer.": (
         lambda flops, bandwidth, itemsize=2: 2 * flops / (bandwidth * itemsize)
@@ -109,7 +123,12 @@ TOKENS: dict[str, kit.Formula] = {
 }  # fmt: skip
 
 
-@kit.exercise(points=6, objects=("matmul_seconds", "ridge", "least_tokens"), references=REFERENCES)
+@kit.exercise(
+    points=6,
+    objects=("matmul_seconds", "ridge", "least_tokens"),
+    references=REFERENCES,
+    point="the longer of two times, for the arithmetic and for the bytes",
+)
 def roofline(draw: kit.Draw) -> Iterator[kit.Case]:
     """The published GPUs, and one that is drawn; products on both sides of the ridge."""
     gpus = [(gpu.flops, gpu.bandwidth) for gpu in facts.GPUS]
@@ -122,13 +141,13 @@ def roofline(draw: kit.Draw) -> Iterator[kit.Case]:
                 "matmul_seconds", 0,
                 [(1, 4096, 4096, *gpus[1]), (few, width, hidden, *own, 4), (few, width, hidden, *own, 2),
                  (few, width, width, *gpus[0])],
-                facts.matmul_seconds, PRODUCT, title="matmul_seconds: few rows", weight=2.5,
+                facts.matmul_seconds, PRODUCT, title="matmul_seconds: few rows", weight=2.5, ideas=IDEAS,
                 otherwise="Divide all bytes of the three matrices by the bandwidth, or 2 m k n by flops.",
             ),
             kit.Prediction(
                 "matmul_seconds", 0,
                 [(many, 8192, 8192, *gpus[1]), (many, 8192, hidden, *own, 4), (many, many, many, *own)],
-                facts.matmul_seconds, PRODUCT, title="matmul_seconds: many rows", weight=0.5,
+                facts.matmul_seconds, PRODUCT, title="matmul_seconds: many rows", weight=0.5, ideas=IDEAS,
                 otherwise="Divide all bytes of the three matrices by the bandwidth, or 2 m k n by flops.",
             ),
             kit.Prediction(
