@@ -137,6 +137,11 @@ def bill_axes(
     )  # fmt: skip
 
 
+def as_layout(answer: Any) -> Any:
+    """The answer of a function like `first_that_fits`, which may give a list in place of a tuple."""
+    return tuple(answer) if isinstance(answer, list) else answer
+
+
 def strategy_map(
     fits: FitsFirst,
     configs: Mapping[str, Shape] | None = None,
@@ -179,7 +184,7 @@ class StrategyMap:
         ValueError, with the answer, if `fits` returns something that is not a layout.
         """
         rows = [
-            [self.fits(config, n, room, self.batch, seq) for n in self.gpus]
+            [as_layout(self.fits(config, n, room, self.batch, seq)) for n in self.gpus]
             for config in self.configs.values()
         ]
         for answer in (answer for row in rows for answer in row):

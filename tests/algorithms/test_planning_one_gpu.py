@@ -356,6 +356,10 @@ def test_pictures_are_drawn_of_the_numbers() -> None:
     assert {answer for row in rows for answer in row} <= {*ANSWERS}
     assert chart._repr_mimebundle_().keys() >= {"text/plain", "image/png"}
     assert chart.widget().children[2].value[:4] == b"\x89PNG"
+    listed = strategy_map(lambda *_: [3, False])  # type: ignore[arg-type, return-value]
+    assert {answer for row in listed.answers(70e9, 4096) for answer in row} == {(3, False)}, (
+        "the check takes a list as well, so the map does"
+    )
     with pytest.raises(ValueError, match="'ZeRO-2' is not"):
         strategy_map(lambda *_: "ZeRO-2").answers(70e9, 4096)  # type: ignore[arg-type, return-value]
 
