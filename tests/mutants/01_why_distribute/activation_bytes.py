@@ -130,6 +130,90 @@ def activation_bytes(config, batch, seq, itemsize=2, *, flash=True, checkpoint=F
 +    mlp = tokens * (h + 8 * h) * itemsize
 
 
+# %% wrong: a softmax in float32
+# is: slip
+# says: The softmax's numbers have itemsize bytes too
+# base: sixteen numbers a row
+-        attention += batch * config.heads * seq * seq * itemsize
++        attention += batch * config.heads * seq * seq * 4
+
+
+# %% wrong: statistics in float32
+# is: detail
+# says: A norm's statistics have itemsize bytes here
+# base: sixteen numbers a row
+-    norms = tokens * (2 * h + 4) * itemsize
++    norms = tokens * (2 * h * itemsize + 4 * 4)
+
+
+# %% wrong: float32 always
+# is: slip
+# says: but your formula counts 4
+# base: sixteen numbers a row
+-    tokens, h = batch * seq, config.width
++    tokens, h, itemsize = batch * seq, config.width, 4
+
+
+# %% wrong: the stub's inputs are added to the rest
+# is: slip
+# says: nine tensors as wide as the model
+# base: sixteen numbers a row
+-    return config.layers * (norms + attention + mlp)
++    return config.layers * (tokens * h * itemsize + norms + attention + mlp)
+
+
+# %% wrong: sixteen rows, whatever the MLP
+# is: slip
+# says: use `mlp_width`. And the few numbers per token are missing
+# base: sixteen numbers a row
+-    norms = tokens * (2 * h + 4) * itemsize
++    norms = tokens * 2 * h * itemsize
+@@
+-    mlp = tokens * (h + 2 * config.mlp_width) * itemsize
++    mlp = tokens * (h + 8 * h) * itemsize
+@@
+-        attention += tokens * config.heads * 4
++        attention += 0
+
+
+# %% wrong: the softmax whatever flash is
+# is: slip
+# says: With flash=True no matrix of scores is kept
+# base: sixteen numbers a row
+-    if flash:
++    if False:
+
+
+# %% wrong: flash the wrong way round
+# is: slip
+# says: the wrong way round
+# base: sixteen numbers a row
+-    if flash:
++    if not flash:
+
+
+# %% wrong: a checkpointed block keeps the softmax
+# is: detail
+# says: so no softmax either
+# base: sixteen numbers a row
+-        return config.layers * tokens * h * itemsize
++        softmax = 0 if flash else batch * config.heads * seq * seq
++        return config.layers * (tokens * h + softmax) * itemsize
+
+
+# %% wrong: checkpointed, and a block that runs again
+# is: slip
+# says: The block that runs again in backward does not count here
+# base: sixteen numbers a row
+-    if checkpoint:
+-        return config.layers * tokens * h * itemsize
+@@
+-    return config.layers * (norms + attention + mlp)
++    if checkpoint:
++        return config.layers * tokens * h * itemsize + norms + attention + mlp
++    return config.layers * (norms + attention + mlp)
+
+
 # %% right: term by term
 def activation_bytes(config, batch, seq, itemsize=2, *, flash=True, checkpoint=False):
     row = batch * seq * config.width * itemsize
