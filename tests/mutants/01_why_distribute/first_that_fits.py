@@ -224,6 +224,30 @@ def first_that_fits(config, gpus, room, batch, seq):
 +        transient = 2 * block if stage == 3 else 0
 
 
+# %% wrong: the scores are kept
+# is: slip
+# says: If you do, your bill is too large
+# base: a loop over a list
+-    kept = tokens * (8 * h + 2 * config.mlp_width + 4) * 2 + tokens * config.heads * 4
++    kept = tokens * (8 * h + 2 * config.mlp_width + 4) * 2 + tokens * config.heads * 2 * seq
+
+
+# %% wrong: the logits are divided
+# is: slip
+# says: No stage divides the logits
+# base: a loop over a list
+-    logits = 6 * tokens * config.vocab_size
++    logits = 6 * tokens * config.vocab_size / gpus
+
+
+# %% wrong: activations are not checkpointed
+# is: slip
+# says: call `activation_bytes` with its `checkpoint`
+# base: a loop over a list
+-        activations = config.layers * (2 * tokens * h if checkpoint else kept)
++        activations = config.layers * kept
+
+
 # %% right: nested ifs
 def bill(config, gpus, batch, seq, stage, checkpoint):
     h, f, tokens = config.width, config.mlp_width, batch * seq

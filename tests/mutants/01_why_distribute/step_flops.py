@@ -74,6 +74,50 @@ def step_flops(config, batch, seq, *, backward=True, causal=False, recompute=Fal
 +    blocks += 2 * tokens * h * config.vocab_size
 
 
+# %% wrong: the head counts twice, once for the embedding
+# is: slip
+# says: The head counts once
+# base: layer by layer
+-    head = 2 * tokens * h * config.vocab_size
++    head = 2 * (2 * tokens * h * config.vocab_size)
+
+
+# %% wrong: the whole step runs twice
+# is: slip
+# says: adds one forward of the blocks, but your function runs the whole step twice
+# base: layer by layer
+-    return 3 * (blocks + head) + (blocks if recompute else 0)
++    return 3 * (blocks + head) * (2 if recompute else 1)
+
+
+# %% wrong: the second forward is tripled by backward
+# is: slip
+# says: Add it after backward has tripled the rest
+# base: layer by layer
+-    return 3 * (blocks + head) + (blocks if recompute else 0)
++    return 3 * (blocks + head + (blocks if recompute else 0))
+
+
+# %% wrong: scores do not run again
+# is: slip
+# says: When the blocks run again, so do attention's two products
+# base: layer by layer
+-    blocks = 0
++    blocks, attention = 0, config.layers * 4 * batch * scores * h
+@@
+-    return 3 * (blocks + head) + (blocks if recompute else 0)
++    return 3 * (blocks + head) + (blocks - attention if recompute else 0)
+
+
+# %% wrong: backward always counts
+# is: slip
+# says: your function always adds backward
+# base: layer by layer
+-    if not backward:
+-        return blocks + head
+     return 3 * (blocks + head) + (blocks if recompute else 0)
+
+
 # %% wrong: scores of the key heads
 # is: slip
 # says: Grouped queries save bytes, not scores

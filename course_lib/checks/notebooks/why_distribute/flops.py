@@ -16,7 +16,7 @@ def counted(
     *,
     each: int = 2,
     directions: float = 2,
-    head: bool = True,
+    head_matrices: int = 1,
     scores: Callable[[int, bool], float] | None = None,
     score_heads: Callable[[kit.Model], int] | None = None,
     beside: Callable[[kit.Model], float] | None = None,
@@ -24,9 +24,10 @@ def counted(
 ) -> Count:
     """FLOPs by a count with a mistake.
 
-    each: operations of a matrix element and token; directions: how many forwards a backward costs; scores:
-    of a sequence, (seq, causal); score_heads: heads that have them; beside: matrix elements that a token is
-    not multiplied by; again: the cost of a recomputation, of (the blocks' forward, the head's).
+    each: operations of a matrix element and token; directions: how many forwards a backward costs;
+    head_matrices: of the head's size; scores: of a sequence, (seq, causal); score_heads: heads that have
+    them; beside: matrix elements that a token is not multiplied by; again: the cost of a recomputation, of
+    (the blocks' forward, the head's).
     """
 
     def flops(
@@ -37,10 +38,10 @@ def counted(
         elements = facts.matmul_parameters(config) - of_head + (beside(config) if beside else 0)
         kept = seq * (seq + 1) / 2 if causal else seq * seq
         number = scores(seq, causal) if scores else kept
-        heads = score_heads(config) if score_heads else config.heads
-        attention = 2 * each * batch * number * heads * config.head_dim * config.layers
+        scored = score_heads(config) if score_heads else config.heads
+        attention = 2 * each * batch * number * scored * config.head_dim * config.layers
         blocks = each * batch * seq * elements + attention
-        ends = each * batch * seq * of_head if head else 0.0
+        ends = each * batch * seq * of_head * head_matrices
         total = (blocks + ends) * (1 + directions * backward)
         if recompute and backward:
             total += blocks if again is None else again(blocks, ends)
@@ -74,6 +75,23 @@ def attention_biases(config: kit.Model) -> int:
     return config.bias * config.layers * (queries + 2 * keys + config.width)
 
 
+def matrices_again(
+    config: kit.Model, batch: int, seq: int, backward: bool = True, causal: bool = False,
+    recompute: bool = False,
+) -> float:  # fmt: skip
+    """The blocks run again without their scores."""
+    total = counted()(config, batch, seq, backward, causal)
+    matrices = facts.matmul_parameters(config) - config.vocab_size * config.width
+    return total + (2 * batch * seq * matrices if recompute and backward else 0)
+
+
+def always_backward(
+    config: kit.Model, batch: int, seq: int, backward: bool = True, causal: bool = False,
+    recompute: bool = False,
+) -> float:  # fmt: skip
+    return counted()(config, batch, seq, True, causal, recompute)
+
+
 RULE = (
     "6 N D is the rule of thumb, but attention's 12 L s h T are missing, 3 to 17 % of the step for the "
     "models you know."
@@ -87,12 +105,23 @@ SLIPS: dict[str, Count] = {
     "Backward computes two products for each product of forward, one for the gradient of each factor, so "
     "there are three in all.": counted(directions=1),
     "The head is missing, a product with V h numbers per token, 27 % of GPT-2 small at 1,024 tokens. A "
-    "tied head has no parameters of its own, but it multiplies.": (counted(head=False)),
+    "tied head has no parameters of its own, but it multiplies.": (counted(head_matrices=0)),
     "The head does not run again, because checkpoints end before the head.": (
         counted(again=lambda blocks, ends: blocks + ends)
     ),
     "recompute=True runs the blocks' forward once more.": counted(again=lambda blocks, ends: 0),
+    "recompute=True adds one forward of the blocks, but your function runs the whole step twice.": (
+        counted(again=lambda blocks, ends: 3 * (blocks + ends))
+    ),
+    "recompute=True adds one forward of the blocks. Add it after backward has tripled the rest.": (
+        counted(again=lambda blocks, ends: 3 * blocks)
+    ),
+    "When the blocks run again, so do attention's two products.": matrices_again,
+    "backward=False asks only for the forward, but your function always adds backward.": always_backward,
     "Recomputation is one more forward, not a full step.": (counted(again=lambda blocks, ends: 2 * blocks)),
+    "The head counts once. The embedding has a table of its size, but a look-up multiplies nothing.": (
+        counted(head_matrices=2)
+    ),
     "A look-up multiplies nothing, so the embedding is not a product.": (
         counted(beside=lambda c: c.vocab_size * c.width)
     ),

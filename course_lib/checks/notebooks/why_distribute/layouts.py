@@ -15,7 +15,10 @@ Bill = Mapping[str, float]
 LAYOUTS = facts.LAYOUTS
 CASES = 60
 NONE = "None"
-CHEAPEST = "All of your layouts fit. Try them from the cheapest on, and return the first that fits."
+CHEAPEST = (
+    "All of your layouts fit, but some are not the cheapest. Try them from the cheapest on. If you do, your "
+    "bill is too large, so compare it with the table above the exercise, line by line."
+)
 HIDDEN_BYTES = (
     "Checkpointing comes too early. It costs a third of the FLOPs, but the bytes of stage 3 can be hidden."
 )
@@ -158,6 +161,15 @@ SLIPS: dict[str, Callable[[Plan], Layout | None]] = {
     "No stage divides the activations, because every GPU has its own sequences.": changed(divided),
     "No stage divides activations or logits, because every GPU has its own sequences.": (
         changed(always_divided)
+    ),
+    "No stage divides the logits, because every GPU has its own sequences.": (
+        changed(lambda plan, layout, bill: {"logits": bill["logits"] / plan.gpus})
+    ),
+    "No stage divides the logits, since every GPU has its own sequences.": (
+        changed(lambda plan, layout, bill: {"logits": bill["logits"] / (plan.gpus if layout[0] else 1)})
+    ),
+    "A checkpointed layout keeps less, so call `activation_bytes` with its `checkpoint`.": (
+        changed(lambda plan, layout, bill: {"activations": plan.bill((0, False))["activations"]})
     ),
     NO_BLOCK: (
         changed(lambda plan, layout, bill: {"gathered block": 0.0})
