@@ -150,6 +150,28 @@ def parameters(config):
 +        "MLP": L * mlp,
 
 
+# %% wrong: the sum among the parts
+# is: form
+# says: gives a dict that also has 'total', and later cells add up all of its values
+# base: closed forms
+-    return {
++    parts = {
+@@
+-        "head": 0 if config.tied else V * h,
+-    }
++        "head": 0 if config.tied else V * h,
++    }
++    return {**parts, "total": sum(parts.values())}
+
+
+# %% wrong: one norm in each layer
+# is: slip
+# says: A layer has two norms.*one more before the head
+# base: closed forms
+-        "norms": (2 * L + 1) * norm,
++        "norms": L * norm,
+
+
 # %% wrong: the sum alone
 # is: form
 # says: parameters\(GPT-2 small\) gives the number [\d,]+, but a dict is expected
@@ -161,6 +183,13 @@ def parameters(config):
 -    }
 +        "head": 0 if config.tied else V * h,
 +    }.values())
+
+
+# %% right: a part that nobody has
+# base: closed forms
+-    return {
++    return {
++        "biases": 0,
 
 
 # %% right: by the shapes of a model without memory

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from course_lib.checks import kit
 from course_lib.checks.notebooks.why_distribute.references import REFERENCES
@@ -14,6 +15,23 @@ RULE = "12 L h^2 is the rule of thumb, but the question asks for exact numbers."
 
 def part(name: str) -> kit.Formula:
     return lambda config: parameters_by_part(config)[name]
+
+
+def picked(name: str) -> Callable[[Any], Any]:
+    """The value under `name`; that of the last part not from a dict that has all parts and another number."""
+    pick = kit.entry(name)
+
+    def alone(value: Any) -> Any:
+        number = pick(value)
+        if name != PARTS[-1] or isinstance(number, kit.Misfit):
+            return number
+        values = dict(value["dict"])
+        others = [key for key, item in values.items() if key not in PARTS and kit.numeric(item) != 0]
+        if not others or not set(PARTS) <= set(values):
+            return number
+        return kit.Misfit(f"a dict that also has {others[0]!r}, and later cells add up all of its values")
+
+    return alone
 
 
 def table(c: kit.Model) -> int:
@@ -100,6 +118,10 @@ NORMS: dict[str, kit.Formula] = {
         lambda n: 2 * n
     ),
     "A layer has two norms, before attention and before the MLP.": norms(lambda n: n + 1),
+    "A layer has two norms, before attention and before the MLP, and there is one more before the head.": (
+        norms(lambda n: n)
+    ),
+    "You count one norm, but there are two in each layer and one before the head.": norms(lambda n: 1),
     "A LayerNorm has a weight and, with bias=True, a bias, whereas an RMSNorm has only a weight.": (
         norms(lambda n: 2 * n + 1, lambda c: 2)
     ),
@@ -139,7 +161,7 @@ def parameters(draw: kit.Draw) -> Iterator[kit.Case]:
                 f"the entry '{name}' of parameters", 0, [(model,) for model in models], part(name),
                 SLIPS[name], weight=1.5 if name in ("attention", "mlp") else 1.0, title=name,
                 otherwise="Print the shape of each parameter of a small GPT, with bias=True and without.",
-                pick=kit.entry(name), called="parameters",
+                pick=picked(name), called="parameters",
             )
             for name in PARTS
         ]
