@@ -115,6 +115,29 @@ def compute_optimal(budget, law):
 +    return {"params": params}
 
 
+# %% wrong: whole days
+# is: detail
+# says: Do not round the days
+# base: closed forms
+-    return 6 * params * tokens / (gpus * flops * mfu) / 86_400
++    return math.ceil(6 * params * tokens / (gpus * flops * mfu) / 86_400)
+
+
+# %% wrong: whole tokens
+# is: detail
+# says: Do not round the tokens
+# base: closed forms
+-    return flops * mfu / (6 * params)
++    return int(flops * mfu / (6 * params))
+
+
+# %% right: the least of a grid of one percent
+# base: closed forms
+-    params = g * (budget / 6) ** (beta / (alpha + beta))
++    sizes = [1e6 * 1.01**k for k in range(1600)]
++    params = min(sizes, key=lambda n: A / n**alpha + B / (budget / 6 / n) ** beta)
+
+
 # %% right: a search for the least loss
 def days(params, tokens, gpus, flops, mfu=0.4):
     seconds = tokens / (gpus * tokens_per_second_per_gpu(params, flops, mfu))

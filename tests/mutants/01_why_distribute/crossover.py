@@ -67,6 +67,18 @@ def crossover(law1, law2):
 +    return math.log10(6) + (math.log(2) - level) / slope / math.log(10)
 
 
+# %% right: from above, by steps of 1 %
+def crossover(law1, law2):
+    def params(budget, law):
+        _, a, b, alpha, beta = law
+        return (alpha * a / beta / b * (budget / 6) ** beta) ** (1 / (alpha + beta))
+
+    budget = 1e45
+    while not 0.5 < params(budget, law1) / params(budget, law2) < 2:
+        budget /= 1.01
+    return budget
+
+
 # %% right: bisection from above
 def crossover(law1, law2):
     def params(budget, law):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 
 from course_lib import facts
 from course_lib.checks import kit
 from course_lib.checks.notebooks.why_distribute.references import REFERENCES
 
-SEARCHED = 2e-3  # relative: a search for the least loss need not be finer
+SEARCHED = 1e-2  # relative: a search by steps of 1 % need not be finer
 
 
 def times(factor: float) -> kit.Formula:
@@ -38,6 +39,20 @@ DAYS: dict[str, kit.Formula] = {
     "Your answer is in seconds, but a day has 86,400.": times(facts.DAY),
     "Your answer is in hours.": times(24),
 }
+ROUNDING: tuple[tuple[str, Callable[[float], float]], ...] = (
+    ("to whole ones", round),
+    ("up", math.ceil),
+    ("down", math.floor),
+    ("to a decimal", lambda x: round(x, 1)),
+)
+DAYS |= {
+    f"Do not round the days {how}.": (
+        lambda params, tokens, gpus, flops, mfu=0.4, rule=rule: rule(
+            facts.days(params, tokens, gpus, flops, mfu)
+        )
+    )
+    for how, rule in ROUNDING
+}
 SPEED: dict[str, kit.Formula] = {
     "Either 3 N counts a multiplication and an addition as one FLOP, or you take the peak of fp8, but "
     "multiply in bf16. Forward and backward are 6 N, over the given peak.": speed(2),
@@ -50,6 +65,12 @@ SPEED: dict[str, kit.Formula] = {
     "Your answer is upside down, in seconds per token.": (
         lambda params, flops, mfu: 1 / facts.tokens_per_second_per_gpu(params, flops, mfu)
     ),
+}
+SPEED |= {
+    f"Do not round the tokens {how}.": (
+        lambda params, flops, mfu, rule=rule: rule(facts.tokens_per_second_per_gpu(params, flops, mfu))
+    )
+    for how, rule in ROUNDING
 }
 
 
@@ -139,7 +160,8 @@ def budgets(draw: kit.Draw) -> Iterator[kit.Case]:
             "compute_optimal", 2, optimal, of_law(facts.compute_optimal, index),
             {says: of_law(slip, index) for says, slip in OPTIMA.items()}, 1.5,
             f"compute_optimal: {title}", pick=kit.place(index, 2), tolerance=SEARCHED,
-            otherwise="Put D = C / 6N into the law, and look for the N at which its derivative is 0.",
+            otherwise="Put D = C / 6N into the law, and look for the N at which its derivative is 0. If you "
+            "search for it, take steps of 1 % or less.",
         )  # fmt: skip
 
     yield from kit.evaluated(
@@ -205,7 +227,8 @@ def crossover(draw: kit.Draw) -> Iterator[kit.Case]:
             kit.Prediction(
                 "crossover", 0, pairs[k : k + 2] if k < 4 else pairs[4:], facts.crossover, CROSSINGS,
                 title=title, tolerance=SEARCHED,
-                otherwise="Each law's N is a power of C, and so is their ratio.",
+                otherwise="Each law's N is a power of C, and so is their ratio. If you search for it, take "
+                "steps of 1 % or less.",
             )
             for k, title in (
                 (0, "printed and replication"), (2, "drawn laws"), (4, "TeX source and replication"),
