@@ -226,7 +226,7 @@ def first_that_fits(config, gpus, room, batch, seq):
 
 # %% wrong: the scores are kept
 # is: slip
-# says: If you do, your bill is too large
+# says: If you already do, your bill is too large
 # base: a loop over a list
 -    kept = tokens * (8 * h + 2 * config.mlp_width + 4) * 2 + tokens * config.heads * 4
 +    kept = tokens * (8 * h + 2 * config.mlp_width + 4) * 2 + tokens * config.heads * 2 * seq

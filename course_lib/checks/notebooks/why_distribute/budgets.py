@@ -40,10 +40,10 @@ DAYS: dict[str, kit.Formula] = {
     "Your answer is in hours.": times(24),
 }
 ROUNDING: tuple[tuple[str, Callable[[float], float]], ...] = (
-    ("to whole ones", round),
+    ("to whole numbers", round),
     ("up", math.ceil),
     ("down", math.floor),
-    ("to a decimal", lambda x: round(x, 1)),
+    ("to one decimal place", lambda x: round(x, 1)),
 )
 DAYS |= {
     f"Do not round the days {how}.": (

@@ -16,8 +16,8 @@ LAYOUTS = facts.LAYOUTS
 CASES = 60
 NONE = "None"
 CHEAPEST = (
-    "All of your layouts fit, but some are not the cheapest. Try them from the cheapest on. If you do, your "
-    "bill is too large, so compare it with the table above the exercise, line by line."
+    "All of your layouts fit, but some are not the cheapest. Try them from the cheapest on. If you already "
+    "do, your bill is too large, so compare it with the table above the exercise, line by line."
 )
 HIDDEN_BYTES = (
     "Checkpointing comes too early. It costs a third of the FLOPs, but the bytes of stage 3 can be hidden."

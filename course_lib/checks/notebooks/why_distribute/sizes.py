@@ -25,9 +25,10 @@ def picked(name: str) -> Callable[[Any], Any]:
         number = pick(value)
         if name != PARTS[-1] or isinstance(number, kit.Misfit):
             return number
-        values = dict(value["dict"])
-        others = [key for key, item in values.items() if key not in PARTS and kit.numeric(item) != 0]
-        if not others or not set(PARTS) <= set(values):
+        pairs = [pair for pair in value["dict"] if isinstance(pair, list) and len(pair) == 2]
+        keys = [key for key, _ in pairs]
+        others = [key for key, item in pairs if key not in PARTS and kit.numeric(item) != 0]
+        if not others or any(part not in keys for part in PARTS):
             return number
         return kit.Misfit(f"a dict that also has {others[0]!r}, and later cells add up all of its values")
 
