@@ -118,6 +118,24 @@ class SavedBytes:
 +            self.count(tensor.nbytes)
 
 
+# %% wrong: numbers instead of bytes
+# is: slip
+# says: count the bytes of a storage instead of its numbers
+# base: storages, held until the block is over
+-            self.count(storage.nbytes())
++            self.count(tensor.numel())
+
+
+# %% wrong: nothing is counted
+# is: idea
+# says: `pack` counts nothing
+# base: storages, held until the block is over
+-        if storage.data_ptr() not in self.known:
+-            self.known[storage.data_ptr()] = tensor.detach()
+-            self.count(storage.nbytes())
+         return tensor
+
+
 # %% wrong: tensors are held when the block is over
 # is: slip
 # says: bytes after backward that would be free

@@ -37,6 +37,8 @@ PLACES = (
     "Two storages had one address, one after the other. Keep the storage object itself in the dict, so that "
     "no other storage can take its address."
 )
+NOTHING = "`pack` counts nothing. Call `count` with the bytes of each storage that is new."
+NUMBERS = "A number in float32 has 4 bytes, so count the bytes of a storage instead of its numbers."
 RETURNED = "Autograd hands the result of `pack` to `unpack`, so end `pack` with `return tensor`."
 FORWARD_HOOK = "A forward hook that returns something replaces the output, so return None."
 
@@ -176,7 +178,8 @@ def total(run: Expected, reply: Any) -> kit.Finding:
         f"total is {words.number(number)} bytes, but {words.number(run.total)} are kept.",
         "total is another number of bytes than is kept.",
     )
-    return kit.wrong(said, run.slips.get(number, ""), cause=run.slips.get(number, ""))
+    cause = run.slips.get(number) or {0: NOTHING, run.total / FLOAT: NUMBERS}.get(number, "")
+    return kit.wrong(said, cause, cause=cause)
 
 
 def modules(title: str, run: Expected, both_runs: Sequence[Expected]) -> kit.Line:

@@ -75,7 +75,8 @@ def questions(draw: kit.Draw) -> Iterator[kit.Case]:
                     2 * WIDTH: "At 2h the scores are only half of the MLP's FLOPs, as attention with its "
                         "projections equals the MLP there.",
                     WIDTH: "A token's scores take 4 s h FLOPs, and its MLP 16 h^2.",
-                    8 * WIDTH: "Scores have two products, so a token takes 4 s h FLOPs, not 2 s h.",
+                    8 * WIDTH: "Scores have two products, and masked ones count, so a token takes 4 s h "
+                        "FLOPs, not 2 s h.",
                     16 * WIDTH: "A token's scores take 4 s h FLOPs, and its MLP 16 h^2.",
                     4: "Your answer is in units of h, which is 8,192.",
                 },

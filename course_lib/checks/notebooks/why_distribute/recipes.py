@@ -137,7 +137,8 @@ def compared(name: str, numbers: list[float], right: tuple[float, ...]) -> kit.F
         )
         said = f"{name}: the {PARTS[part]} {'does' if part == MASTER else 'do'} not have"
         sentence = kit.Sentence(
-            f"{said} {words.number(number)} bytes per parameter.", f"{said} that many bytes per parameter."
+            f"{said} {words.number(number)} {'byte' if number == 1 else 'bytes'} per parameter.",
+            f"{said} that many bytes per parameter.",
         )
         return kit.wrong(sentence, cause or OTHERWISE[part], cause=cause or f"{name} {part}")
     return kit.RIGHT
