@@ -122,7 +122,7 @@ def least_tokens(flops, bandwidth, itemsize=2):
 
 # %% wrong: the bytes alone
 # is: idea
-# says: only the bytes.*Without that, at most half
+# says: only the bytes, but with many rows the arithmetic takes longer
 # base: the longer of two times
 -    return max(arithmetic, bytes_moved / bandwidth)
 +    return bytes_moved / bandwidth
