@@ -117,7 +117,7 @@ def compute_optimal(budget, law):
 
 # %% wrong: whole days
 # is: detail
-# says: Do not round the days
+# says: do not round the days
 # base: closed forms
 -    return 6 * params * tokens / (gpus * flops * mfu) / 86_400
 +    return math.ceil(6 * params * tokens / (gpus * flops * mfu) / 86_400)
@@ -125,7 +125,7 @@ def compute_optimal(budget, law):
 
 # %% wrong: whole tokens
 # is: detail
-# says: Do not round the tokens
+# says: a token takes 6 N. Do not round
 # base: closed forms
 -    return flops * mfu / (6 * params)
 +    return int(flops * mfu / (6 * params))

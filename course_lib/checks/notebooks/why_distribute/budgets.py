@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 
 from course_lib import facts
@@ -39,20 +38,6 @@ DAYS: dict[str, kit.Formula] = {
     "Your answer is in seconds, but a day has 86,400.": times(facts.DAY),
     "Your answer is in hours.": times(24),
 }
-ROUNDING: tuple[tuple[str, Callable[[float], float]], ...] = (
-    ("to whole numbers", round),
-    ("up", math.ceil),
-    ("down", math.floor),
-    ("to one decimal place", lambda x: round(x, 1)),
-)
-DAYS |= {
-    f"Do not round the days {how}.": (
-        lambda params, tokens, gpus, flops, mfu=0.4, rule=rule: rule(
-            facts.days(params, tokens, gpus, flops, mfu)
-        )
-    )
-    for how, rule in ROUNDING
-}
 SPEED: dict[str, kit.Formula] = {
     "Either 3 N counts a multiplication and an addition as one FLOP, or you take the peak of fp8, but "
     "multiply in bf16. Forward and backward are 6 N, over the given peak.": speed(2),
@@ -65,12 +50,6 @@ SPEED: dict[str, kit.Formula] = {
     "Your answer is upside down, in seconds per token.": (
         lambda params, flops, mfu: 1 / facts.tokens_per_second_per_gpu(params, flops, mfu)
     ),
-}
-SPEED |= {
-    f"Do not round the tokens {how}.": (
-        lambda params, flops, mfu, rule=rule: rule(facts.tokens_per_second_per_gpu(params, flops, mfu))
-    )
-    for how, rule in ROUNDING
 }
 
 
@@ -169,13 +148,14 @@ def budgets(draw: kit.Draw) -> Iterator[kit.Case]:
             kit.Prediction(
                 "days", 0,
                 [(8e9, 15e12, 1024, 989e12), (params, tokens, gpus, flops, mfu), (params, tokens, 1, flops)],
-                facts.days, DAYS, otherwise="Divide 6 N D FLOPs by gpus * flops * mfu per second.",
+                facts.days, DAYS,
+                otherwise="Divide 6 N D FLOPs by gpus * flops * mfu per second, and do not round the days.",
             ),
             kit.Prediction(
                 "tokens_per_second_per_gpu", 1,
                 [(70e9, 989e12, 0.4), (params, flops, mfu)],
                 facts.tokens_per_second_per_gpu, SPEED,
-                otherwise="A GPU does flops * mfu per second, and a token takes 6 N.",
+                otherwise="A GPU does flops * mfu per second, and a token takes 6 N. Do not round.",
             ),
             optimum(0, "parameters"),
             optimum(1, "tokens"),

@@ -109,9 +109,6 @@ TOKENS: dict[str, kit.Formula] = {
         lambda flops, bandwidth, itemsize=2: flops / bandwidth
     ),
     "Do not round, because both times are equal exactly at least_tokens.": rounded(math.ceil),
-    "Do not round to the nearest number, because both times are equal exactly at least_tokens.": (
-        rounded(round)
-    ),
     "Do not round down, because both times are equal exactly at least_tokens.": rounded(math.floor),
     "Your answer is upside down.": lambda flops, bandwidth, itemsize=2: 2 * bandwidth / (flops * itemsize),
     "Larger numbers take longer to bring, so that more tokens are needed, not fewer.": (
@@ -158,7 +155,8 @@ def roofline(draw: kit.Draw) -> Iterator[kit.Case]:
                 "least_tokens", 2,
                 [gpus[1], (*gpus[1], 4), (*gpus[0], 2), (*own, 1), (*own, 4)],
                 facts.least_tokens, TOKENS, weight=1.25,
-                otherwise="For k and n far above m, only the bytes of the weight matter, k n itemsize.",
+                otherwise="For k and n far above m, only the bytes of the weight matter, k n itemsize. Do "
+                "not round the result.",
             ),
         ]
     )  # fmt: skip
