@@ -914,7 +914,7 @@ def ridge(flops: float, bandwidth: float) -> float:
 
 
 def least_tokens(flops: float, bandwidth: float, itemsize: float = 2) -> float:
-    """The least m, not rounded, at which (m, k) @ (k, n) is bound by arithmetic, for large k and n."""
+    """The least m, not rounded, at which (m, k) @ (k, n) with large k, n is bound by arithmetic."""
     ### BEGIN SOLUTION
     return flops * itemsize / (2 * bandwidth)
     ### END SOLUTION
