@@ -661,3 +661,184 @@ def step_seconds(shape, layout, batch, gpu, links, efficiency):
 -    seconds = m * (slot + head + 2 * v * message)
 -    seconds += (p - 1) * (slot / v + 2 * message)
 +    seconds = (m + p - 1) * (slot + head + 2 * v * message)
+
+
+# %% wrong: one alpha, also where one rank sums
+# is: slip
+# says: so one alpha per ring is too few
+# base: what the wrong ones change
+-    return 2 * (n - 1) * alpha + 2 * (n - 1) / n * nbytes / (0.8 * speed)
++    return alpha + 2 * (n - 1) / n * nbytes / (0.8 * speed)
+
+
+# %% wrong: the ring's alphas alone are forgotten
+# is: slip
+# says: The alphas are missing
+# base: what the wrong ones change
+-    return 2 * (n - 1) * alpha + 2 * (n - 1) / n * nbytes / (0.8 * speed)
++    return 2 * (n - 1) / n * nbytes / (0.8 * speed)
+
+
+# %% wrong: half of the rounds and of the bytes
+# is: slip
+# says: So rounds and bytes both count
+# base: what the wrong ones change
+-    return 2 * (n - 1) * alpha + 2 * (n - 1) / n * nbytes / (0.8 * speed)
++    return (n - 1) * alpha + (n - 1) / n * nbytes / (0.8 * speed)
+
+
+# %% wrong: half of the rounds
+# is: slip
+# says: half of the alphas are counted
+# base: what the wrong ones change
+-    return 2 * (n - 1) * alpha + 2 * (n - 1) / n * nbytes / (0.8 * speed)
++    return (n - 1) * alpha + 2 * (n - 1) / n * nbytes / (0.8 * speed)
+
+
+# %% wrong: every round sends all bytes
+# is: slip
+# says: sends one of n chunks
+# base: what the wrong ones change
+-    return 2 * (n - 1) * alpha + 2 * (n - 1) / n * nbytes / (0.8 * speed)
++    return 2 * (n - 1) * (alpha + nbytes / (0.8 * speed))
+
+
+# %% wrong: a rank sends X bytes, also if it is alone
+# is: slip
+# says: which is 0 if n is 1
+# base: what the wrong ones change
+-    return 2 * (n - 1) * alpha + 2 * (n - 1) / n * nbytes / (0.8 * speed)
++    return 2 * (n - 1) * alpha + nbytes / (0.8 * speed)
+
+
+# %% wrong: times the speed
+# is: slip
+# says: Put the divisor in parentheses
+# base: what the wrong ones change
+-    return 2 * (n - 1) * alpha + 2 * (n - 1) / n * nbytes / (0.8 * speed)
++    return 2 * (n - 1) * alpha + 2 * (n - 1) / n * nbytes / 0.8 * speed
+
+
+# %% wrong: the ring at the speed of the data sheets
+# is: slip
+# says: The ring's links send at 0.8
+# base: what the wrong ones change
+-    return 2 * (n - 1) * alpha + 2 * (n - 1) / n * nbytes / (0.8 * speed)
++    return 2 * (n - 1) * alpha + 2 * (n - 1) / n * nbytes / speed
+
+
+# %% wrong: 0.8 twice
+# is: slip
+# says: multiplied by 0.8 twice
+# base: what the wrong ones change
+-    inside = ring(nbytes, g, links["NVLink"] / 2, links["NVLink alpha"])
+-    return inside + ring(nbytes / g, n / g, links["network"] / 8, links["network alpha"])
++    inside = ring(nbytes, g, 0.8 * links["NVLink"] / 2, links["NVLink alpha"])
++    return inside + ring(nbytes / g, n / g, 0.8 * links["network"] / 8, links["network alpha"])
+@@
+-        speed = links["NVLink"] / 2 if near else links["network"] / 8
++        speed = 0.8 * links["NVLink"] / 2 if near else 0.8 * links["network"] / 8
+
+
+# %% wrong: both traps
+# is: slip
+# says: Networks are quoted in bits
+# base: what the wrong ones change
+-    inside = ring(nbytes, g, links["NVLink"] / 2, links["NVLink alpha"])
+-    return inside + ring(nbytes / g, n / g, links["network"] / 8, links["network alpha"])
++    inside = ring(nbytes, g, links["NVLink"], links["NVLink alpha"])
++    return inside + ring(nbytes / g, n / g, links["network"], links["network alpha"])
+@@
+-        speed = links["NVLink"] / 2 if near else links["network"] / 8
++        speed = links["NVLink"] if near else links["network"]
+
+
+# %% wrong: fast is the network
+# is: slip
+# says: `fast` and `slow` are swapped
+# base: what the wrong ones change
+-    inside = ring(nbytes, g, links["NVLink"] / 2, links["NVLink alpha"])
+-    return inside + ring(nbytes / g, n / g, links["network"] / 8, links["network alpha"])
++    inside = ring(nbytes, g, links["network"] / 8, links["NVLink alpha"])
++    return inside + ring(nbytes / g, n / g, links["NVLink"] / 2, links["network alpha"])
+@@
+-        speed = links["NVLink"] / 2 if near else links["network"] / 8
++        speed = links["network"] / 8 if near else links["NVLink"] / 2
+
+
+# %% wrong: NVLink in bits
+# is: slip
+# says: so do not divide it by 8
+# base: what the wrong ones change
+-    inside = ring(nbytes, g, links["NVLink"] / 2, links["NVLink alpha"])
+-    return inside + ring(nbytes / g, n / g, links["network"] / 8, links["network alpha"])
++    inside = ring(nbytes, g, links["NVLink"] / 16, links["NVLink alpha"])
++    return inside + ring(nbytes / g, n / g, links["network"] / 8, links["network alpha"])
+@@
+-        speed = links["NVLink"] / 2 if near else links["network"] / 8
++        speed = links["NVLink"] / 16 if near else links["network"] / 8
+
+
+# %% wrong: the speeds of Selene, whatever the links
+# is: slip
+# says: so read them from `links`
+# base: what the wrong ones change
+-    inside = ring(nbytes, g, links["NVLink"] / 2, links["NVLink alpha"])
+-    return inside + ring(nbytes / g, n / g, links["network"] / 8, links["network alpha"])
++    inside = ring(nbytes, g, 300e9, links["NVLink alpha"])
++    return inside + ring(nbytes / g, n / g, 25e9, links["network alpha"])
+@@
+-        speed = links["NVLink"] / 2 if near else links["network"] / 8
++        speed = 300e9 if near else 25e9
+
+
+# %% wrong: the waits of one layer
+# is: slip
+# says: Each layer has waits of its own
+# base: what the wrong ones change
+-    slot = shape.layers / p * (layer + waits)
++    slot = shape.layers / p * layer + waits
+
+
+# %% wrong: the head of one microbatch
+# is: slip
+# says: so the head counts m times
+# base: what the wrong ones change
+-    seconds = m * (slot + head + 2 * v * message)
++    seconds = m * (slot + 2 * v * message) + head
+
+
+# %% wrong: the slot of a chunk
+# is: slip
+# says: Only in the bubble is it divided by v
+# base: what the wrong ones change
+-    slot = shape.layers / p * (layer + waits)
++    slot = shape.layers / p * (layer + waits) / v
+
+
+# %% wrong: v divides the messages of the fill
+# is: slip
+# says: so v divides only the slot
+# base: what the wrong ones change
+-    seconds += (p - 1) * (slot / v + 2 * message)
++    seconds += (p - 1) * (slot + 2 * message) / v
+
+
+# %% wrong: no messages
+# is: slip
+# says: The messages are missing
+# base: what the wrong ones change
+-    seconds = m * (slot + head + 2 * v * message)
+-    seconds += (p - 1) * (slot / v + 2 * message)
++    seconds = m * (slot + head)
++    seconds += (p - 1) * slot / v
+
+
+# %% wrong: one message, also while the pipeline fills
+# is: slip
+# says: and the pipeline fills with two per stage
+# base: what the wrong ones change
+-    seconds = m * (slot + head + 2 * v * message)
+-    seconds += (p - 1) * (slot / v + 2 * message)
++    seconds = m * (slot + head + v * message)
++    seconds += (p - 1) * (slot / v + message)

@@ -18,6 +18,9 @@ GRID = [k / 100 for k in range(50, 91)]  # efficiencies at which the fit looks
 FITTED = 5  # the row of 76.1B
 
 
+OTHER_LINKS = Named(
+    "{**SELENE, 'NVLink': 900e9, 'network': 400e9}", {**LINKS, "NVLink": 900e9, "network": 400e9}
+)
 POINT = "a step as the sum of its parts (compute, bytes of memory, waits for messages, and the bubble)"
 
 
@@ -131,7 +134,10 @@ def step_seconds(draw: kit.Draw) -> Iterator[kit.Case]:
         asked(gpt(4, 32, 4096, 64), plan(1, 64, 1, zero=3), 192),
         asked(gpt(24, 32, 4096), plan(1, 2, 1, cp=8), 4),
         asked(gpt(4, 32, 4096, 64), plan(1, 64, 2, zero=3), 192),
+        asked(gpt(24, 32, 4096), plan(2, 2, 4), 16, OTHER_LINKS),
     ]
+    # as many microbatches as stages, and chunks whose messages take nearly as long as their layers
+    short = [asked(gpt(32, 32, 4096, 128), plan(16, 1, 8, chunks=2), 16)]
     if draw.hidden:
         for more in ({"recompute": "none", "sequence": True}, {"recompute": "full"}, {"zero": 1}):
             options.append(asked(*drawn(draw, **more)))
@@ -149,7 +155,8 @@ def step_seconds(draw: kit.Draw) -> Iterator[kit.Case]:
             question("8 replicas in a node", replicas, 0.5, OF_REPLICAS),
             question("tp in a node", one_node, 0.5, OF_TP),
             question("1,024 A100s: 175B on 8 x 16 x 8 and 16 x 8 x 8", lecture, 2),
-            question("other options", options, 1.5),
+            question("other options", options, 1.25),
+            question("a short step with chunks", short, 0.25),
         ]
     )
     yield published_line()

@@ -7,7 +7,7 @@ from typing import Any
 
 from course_lib.checks import kit
 from course_lib.checks.notebooks.four_dimensions.plans import Formula
-from course_lib.planning.by_hand import REACHED, RUNS, ring_seconds
+from course_lib.planning.by_hand import REACHED, RUNS
 from course_lib.planning.by_hand import step_seconds as right
 
 
@@ -81,6 +81,17 @@ def seconds(
     of_microbatches: bool = True,
     behind_head: bool = True,
     behind_waits: bool = False,
+    alpha_alone: bool = False,
+    half_the_rounds: bool = False,
+    message_alpha: bool = False,
+    ring_bytes: str = "2 (n - 1) / n",
+    wires_of_ring: float | None = None,
+    times_speed: bool = False,
+    swapped: bool = False,
+    waits_once: bool = False,
+    head_once: bool = False,
+    of_chunk: bool = False,
+    filling_of_chunk: bool = False,
 ) -> float:
     """The right step with mistakes: each keyword is one of its parts."""
     pp, cp, t, v = (layout[name] for name in ("pp", "cp", "tp", "chunks"))
@@ -96,11 +107,15 @@ def seconds(
     scores = 3 if layout["recompute"] == "selective" and not scores_again else scores
     sums = sums if six else 4
     fast, slow = links["NVLink"] / nvlink, links["network"] / bits
+    fast, slow = (slow, fast) if swapped else (fast, slow)
 
     def ring(nbytes: float, n: float, speed: float, alpha: float) -> float:
-        every = 2 * (n - 1)  # rounds, each with an alpha
+        every = (1 if half_the_rounds else 2) * (n - 1)  # rounds, each with an alpha
         alphas = every if rounds is None else min(every, rounds)
-        return ring_seconds(of_ring * nbytes, n, speed * wires / REACHED, 0) + alpha * alphas
+        speed *= wires if wires_of_ring is None else wires_of_ring
+        sent = {"2 (n - 1)": 2 * (n - 1), "1": 1}.get(ring_bytes, of_ring * 2 * (n - 1) / n)
+        took = sent * nbytes / REACHED**2 * speed if times_speed else sent * nbytes / speed
+        return took + alpha * (1 if alpha_alone else alphas)
 
     def all_reduce(nbytes: float, n: int, stride: int) -> float:
         inside = n if one_node else min(n, max(1, int(links["per_node"]) // (stride if strides else 1)))
@@ -132,21 +147,24 @@ def seconds(
         near = stages * replicas * t <= links["per_node"]
         near = (near and neighbours != "never share a node") or neighbours == "are always near"
         alpha, speed = links["NVLink alpha" if near else "network alpha"], fast if near else slow
-        message = alpha * (rounds != 0) + message_bytes * tokens * h / (t if scatter and parts else 1) / (
-            wires * speed
-        )
+        message = alpha * (rounds != 0 or message_alpha) + message_bytes * tokens * h / (
+            t if scatter and parts else 1
+        ) / (wires * speed)
         if not layout["sequence"] and scatter and gathers:
             message += all_reduce(message_bytes * tokens * h, t, 1) / 2
     waits *= waiting != "nowhere"
-    compute, slot = m * (layers * layer + of_head), layers * (layer + waits)
+    compute = m * (layers * layer + of_head)
+    slot = layers * layer + (1 if waits_once else layers) * waits
+    slot /= v if of_chunk else 1
     slot *= 1 if layers_cut else pp
     of_messages = messages * (v if of_chunks else 1) * message
-    total = (1 if repeats == "1" else m) * (slot + of_head * head_runs + of_messages)
+    in_slot = of_head * head_runs * (not head_once)
+    total = (1 if repeats == "1" else m) * (slot + in_slot + of_messages) + of_head * head_once
     if once:
         total = compute + slot - layers * layer + of_messages
     in_bubble = (slot if waiting == "everywhere" else layers * layer) + of_head * head_fills
     slots = {"once": pp - 1, "never": 0, "times m": m * (pp - 1), "p": pp}[bubbles]
-    to_fill = 2 * v if filling is None else filling
+    to_fill = (2 * v if filling is None else filling) / (v if filling_of_chunk else 1)
     total += slots * (in_bubble / (v if chunked else 1) + to_fill * message)
     held = params = (layers * 12 * h**2 + of_table * shape.vocab_size * h) / t
     if whole:
@@ -175,6 +193,21 @@ WHOLE_SLOTS = (
 )
 NO_HEAD = "The head is missing on the last stage, so add three products, and also the logits in float32."
 IN_16_BITS = "M is in 16 bits, so count 2 bytes per element."
+ONE_SPEED = "NVLink's 600 GB/s are both directions together, so a ring sends 300 each way."
+IN_BITS = "Networks are quoted in bits, so 200 Gb/s are 25 GB/s."
+ONE_ALPHA = "A ring over n ranks has 2 (n - 1) rounds, each with an alpha, so one alpha per ring is too few."
+NO_ALPHA = "The alphas are missing, although a ring has 2 (n - 1) rounds, and a message has one."
+REACHED_ONCE = (
+    "The speeds are multiplied by 0.8 twice. `fast` and `slow` are those of the data sheets, each way, and "
+    "0.8 stands in the ring's formula."
+)
+NO_MESSAGES = (
+    "The messages are missing, but a microbatch has 2v of them, and the pipeline fills with two per stage."
+)
+HALF_OF_A_RING = (
+    "A ring passes chunks n - 1 times to add them up, and n - 1 times again to hand out the sums. So rounds "
+    "and bytes both count 2 (n - 1), and you have half of them."
+)
 SLIPS: dict[str, Formula] = {
     "The FLOPs are those without recomputation, 72 instead of 96. A block that is recomputed runs forward "
     "twice, and so do its pointwise operations.": slip(
@@ -186,8 +219,8 @@ SLIPS: dict[str, Formula] = {
     "Selective recomputation runs the products of the scores once more, so 4 times instead of 3.": slip(
         scores_again=False
     ),
-    "NVLink's 600 GB/s are both directions together, so a ring sends 300 each way.": slip(nvlink=1),
-    "Networks are quoted in bits, so 200 Gb/s are 25 GB/s.": slip(bits=1),
+    ONE_SPEED: slip(nvlink=1),
+    IN_BITS: slip(bits=1),
     "The network's 200 Gb/s are 25 GB/s each way, not half of that.": slip(bits=16),
     "The bubble is multiplied by m, but a pipeline fills and drains only once per step.": slip(
         bubbles="times m"
@@ -297,6 +330,43 @@ SLIPS: dict[str, Formula] = {
     ),
     "t also divides the bytes of the scores, because a rank has a/t heads.": slip(scores_over_t=False),
     "Only the tokens of one sequence are counted, but a microbatch has several.": slip(sequences=False),
+    f"{ONE_SPEED} {IN_BITS}": slip(nvlink=1, bits=1),
+    f"NVLink's speed is given in bytes. {ONE_SPEED}": slip(nvlink=8),
+    "NVLink's speed is given in bytes, so do not divide it by 8.": slip(nvlink=16),
+    "`fast` and `slow` are swapped. `fast` is NVLink's speed, and `slow` is the network card's.": slip(
+        swapped=True
+    ),
+    "The ring's bytes are multiplied by the speed. Put the divisor in parentheses, X / (0.8 * speed).": slip(
+        times_speed=True
+    ),
+    REACHED_ONCE: slip(wires=REACHED**2),
+    f"{REACHED_ONCE} ": slip(wires=REACHED**2, wires_of_ring=REACHED),
+    "The ring's links send at 0.8 of their data sheets.": slip(wires_of_ring=1),
+    HALF_OF_A_RING: slip(half_the_rounds=True, of_ring=0.5),
+    "A ring has 2 (n - 1) rounds, n - 1 to add up and n - 1 to hand out, but here half of the alphas are "
+    "counted.": slip(
+        half_the_rounds=True
+    ),
+    "In a ring each round sends one of n chunks, so divide 2 (n - 1) X by n.": slip(ring_bytes="2 (n - 1)"),
+    "A rank of a ring sends 2 (n - 1) / n of the X bytes, which is 0 if n is 1.": slip(ring_bytes="1"),
+    "Each layer has waits of its own, so a slot has L/p times `layer + waits`.": slip(waits_once=True),
+    "The last stage computes the head for every microbatch, so the head counts m times.": slip(
+        head_once=True
+    ),
+    "The speeds are those of one cluster, whatever `links` says, so read them from `links`.": (
+        lambda shape, layout, batch, gpu, links, efficiency: right(
+            shape, layout, batch, gpu, {**links, "NVLink": 600e9, "network": 200e9}, efficiency
+        )
+    ),
+    "A slot has L/p layers also with chunks. Only in the bubble is it divided by v.": slip(of_chunk=True),
+    "The pipeline fills with slot / v and two whole messages per stage, so v divides only the slot.": slip(
+        filling_of_chunk=True
+    ),
+    NO_MESSAGES: slip(messages=0, filling=0),
+    "A microbatch sends two messages per chunk, and the pipeline fills with two per stage, because "
+    "activations go one way, and gradients the other way.": slip(
+        messages=1, filling=1
+    ),
     NO_HEAD: slip(head=False),
     f"{NO_HEAD} ": slip(head_runs=False),
     "Data sheets are not reached, because links and memory move bytes at 0.8 of theirs.": slip(
@@ -304,10 +374,10 @@ SLIPS: dict[str, Formula] = {
     ),
     "Memory is read at 0.8 of its data sheet.": slip(memory=1),
     "Links send at 0.8 of their data sheets.": slip(wires=1),
-    "The alphas are missing, although a ring has 2 (n - 1) rounds, and a message has one.": slip(rounds=0),
-    "A ring over n ranks has 2 (n - 1) rounds, each with an alpha, so one alpha per ring is too few.": (
-        slip(rounds=1)
-    ),
+    NO_ALPHA: slip(rounds=0),
+    f"{NO_ALPHA} ": slip(rounds=0, message_alpha=True),
+    ONE_ALPHA: slip(rounds=1),
+    f"{ONE_ALPHA} ": slip(alpha_alone=True),
     "e is only the share that products reach, while memory moves bytes at 0.8 of its data sheet.": slip(
         of_products=False
     ),
