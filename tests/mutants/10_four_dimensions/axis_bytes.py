@@ -605,3 +605,33 @@ def wire(sizes, axis, per_node):
 # base: what the wrong ones change
 -    stride = math.prod(sizes[name] for name in names[names.index(axis) + 1 :])
 +    stride = math.prod(sizes[name] for name in names[names.index(axis) :])
+
+
+# %% wrong: M is sent as it is
+# is: slip
+# says: so give M to `summed`
+# base: what the wrong ones change
+-    tp_bytes = m * layers * 4 * summed(tp, M)
++    tp_bytes = m * layers * 4 * M
+
+
+# %% wrong: a rank's parameters are divided by tp again
+# is: slip
+# says: so it is not divided by tp once more
+# base: what the wrong ones change
+-    dp_bytes = summed(dp * cp, params * width_bytes)
++    dp_bytes = summed(dp * cp, params / tp * width_bytes)
+
+
+# %% wrong: replicas sum the residual stream
+# is: slip
+# says: and not M, the residual stream
+# base: what the wrong ones change
+-    dp_bytes = summed(dp * cp, params * width_bytes)
++    dp_bytes = summed(dp * cp, M)
+
+
+# %% right: whole bytes
+# base: what the wrong ones change
+-    return {"pp": pp_bytes, "dp": dp_bytes, "cp": cp_bytes, "tp": tp_bytes}
++    return {"pp": int(pp_bytes), "dp": int(dp_bytes), "cp": int(cp_bytes), "tp": int(tp_bytes)}

@@ -445,7 +445,7 @@ def best_layout(shape, gpus, batch, gpu, links):
 
 # %% wrong: bytes are compared with GB
 # is: idea
-# says: None for every cluster, so your test drops all layouts
+# says: If there is, your test drops all layouts, or the loop ends too early
 # base: what the wrong ones change
 -                                if memory_per_gpu(shape, layout, batch) > gpu["memory"] - 4:
 +                                if 1e9 * memory_per_gpu(shape, layout, batch) > gpu["memory"] - 4:
@@ -457,3 +457,19 @@ def best_layout(shape, gpus, batch, gpu, links):
 # base: what the wrong ones change
 -    return best
 +    return min([layout for layout in (best,) if layout], key=len)
+
+
+# %% wrong: 76 GB, whatever the GPU has
+# is: slip
+# says: but this cluster's GPUs have less memory
+# base: what the wrong ones change
+-                                if memory_per_gpu(shape, layout, batch) > gpu["memory"] - 4:
++                                if memory_per_gpu(shape, layout, batch) > 76:
+
+
+# %% wrong: nothing is returned
+# is: form
+# says: Is there a `return` at its end
+# base: what the wrong ones change
+-    return best
++    pass

@@ -214,3 +214,12 @@ def axis_ranks(rank, sizes, axis):
 +    for name in axes:
 +        ranks = [other + k * stride[name] for other in ranks for k in range(sizes[name])]
 +    return ranks
+
+
+# %% wrong: the rank is divided without rounding down
+# is: form
+# says: coordinates does not give a dict with a whole number
+# base: what the wrong ones change
+-        rank, places[axis] = divmod(rank, sizes[axis])
++        places[axis] = rank % sizes[axis]
++        rank = rank / sizes[axis]

@@ -750,3 +750,18 @@ def hybrid_step(stages, schedule, microbatches, mesh):
 # base: what the wrong ones change
 -    losses = run_schedule(stages, schedule, microbatches, mesh.group("pp"), count.item())
 +    run_schedule(stages, schedule, microbatches, mesh.group("pp"), count.item())
+
+
+# %% wrong: a run of the schedule for each microbatch
+# is: idea
+# says: One call takes all microbatches
+# base: what the wrong ones change
+-from course_lib.pipeline import run_schedule
++from course_lib.pipeline import run_schedule
++from course_lib.pipeline.generators import one_f_one_b
+@@
+-    losses = run_schedule(stages, schedule, microbatches, mesh.group("pp"), count.item())
++    losses, alone = {}, one_f_one_b(mesh.size("pp"), 1)
++    for k, microbatch in enumerate(microbatches):
++        part = run_schedule(stages, alone, [microbatch], mesh.group("pp"), count.item())
++        losses |= {k: loss for loss in part.values()}

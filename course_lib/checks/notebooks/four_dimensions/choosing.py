@@ -28,6 +28,7 @@ class Task:
     batch: int
     gpu: Named
     links: Named
+    too_small: bool = False  # no layout fits, so None is right
 
     @property
     def args(self) -> tuple[Any, ...]:
@@ -54,6 +55,11 @@ class Task:
         every = by_hand.layouts(self.shape, self.gpus, self.batch)
         judged = [(self.seconds(layout), self.gb(layout), layout) for layout in every]
         return sorted((each for each in judged if each[1] <= self.room), key=lambda each: each[:2])
+
+    def fastest_within(self, room: float) -> float:
+        """The seconds of the fastest layout that needs no more than so many GB."""
+        every = by_hand.layouts(self.shape, self.gpus, self.batch)
+        return min(self.seconds(layout) for layout in every if self.gb(layout) <= room)
 
     @property
     def best(self) -> float | None:
@@ -259,8 +265,14 @@ NOTHING_DROPPED = (
     'gpu["memory"] are both in GB, so compare them without a factor.'
 )
 ALL_DROPPED = (
-    'It gives None for every cluster, so your test drops all layouts. memory_per_gpu and gpu["memory"] are '
-    "both in GB, so compare them without a factor."
+    "It gives None for every cluster. Is there a `return` at its end? If there is, your test drops all "
+    'layouts, or the loop ends too early. memory_per_gpu and gpu["memory"] are both in GB, so compare them '
+    "without a factor."
+)
+OF_80 = by_hand.A100["memory"] - by_hand.RESERVED  # GB
+FIXED = (
+    "Yours is the fastest of all layouts that need at most 76 GB, but this cluster's GPUs have less memory. "
+    'So compare with gpu["memory"] - 4.'
 )
 SAME = (
     "The same axes are chosen for every cluster, but node, network and memory decide what fits and is fast."
@@ -307,8 +319,11 @@ def needed(task: Task) -> str:
     return f"Every layout that fits {' and '.join(common)}." if common else ""
 
 
-def finding(task: Task, chosen: Plan | str | None, why: str) -> kit.Finding:
-    """why: the cause of all layouts that were chosen and are wrong, if one cause explains them."""
+def finding(task: Task, chosen: Plan | str | None, why: str, drops_none: bool = False) -> kit.Finding:
+    """why: the cause of all layouts that were chosen and are wrong, if one cause explains them.
+
+    drops_none: for each cluster the fastest of all layouts was chosen, whether it fits or not.
+    """
     if isinstance(chosen, str):
         return kit.wrong(
             kit.Sentence(f"{task} gives {chosen}.", "best_layout gives no layout."), cause="form"
@@ -350,8 +365,10 @@ def finding(task: Task, chosen: Plan | str | None, why: str) -> kit.Finding:
             if fits
             else ("Memory decides first, because a layout that does not fit has no time.")
         )
-        if not fits and task.seconds(chosen) <= task.fastest * (1 + 1e-9):
+        if not fits and drops_none:
             otherwise = f"{otherwise} {NOTHING_DROPPED}"
+        elif not fits and gb <= OF_80 and task.seconds(chosen) <= task.fastest_within(OF_80) * (1 + 1e-9):
+            otherwise = FIXED
         return kit.wrong(
             kit.Sentence(said, f"{general} that does not fit."), why or otherwise, cause="memory"
         )
@@ -376,6 +393,14 @@ def slow(task: Task, chosen: Plan | str | None) -> bool:
     if chosen["cp"] > 1 and task.shape.context < by_hand.LONG:
         return False
     return task.seconds(chosen) > task.fitting[0][0] * ALLOWED
+
+
+def drops_none(tasks: Sequence[Task], plans: Sequence[Plan | str | None]) -> bool:
+    """Whether every layout is the fastest of all, whether it fits or not."""
+    return all(
+        isinstance(plan, Plan) and task.seconds(plan) <= task.fastest * (1 + 1e-9)
+        for task, plan in zip(tasks, plans, strict=True)
+    )
 
 
 def cause_of(tasks: Sequence[Task], plans: Sequence[Plan | str | None]) -> str:
@@ -420,11 +445,11 @@ def case(tasks: Sequence[Task]) -> kit.Case:
             said = cause if cause == SAME or slow(tasks[index], plans[index]) else ""
             if all(plan is None for plan in plans):
                 said = ALL_DROPPED
-            return finding(tasks[index], plans[index], said)
+            return finding(tasks[index], plans[index], said, drops_none(tasks, plans))
 
         return judge_task
 
-    lines = [kit.Line(task.title, judge(k)) for k, task in enumerate(tasks)]
+    lines = [kit.Line(task.title, judge(k), trivial=task.too_small) for k, task in enumerate(tasks)]
     calls = [kit.call(0, task.args) for task in tasks]
     return kit.Case("clusters", [kit.evaluating(calls)], lines, recipe=kit.SIZES, alone=True)
 
@@ -448,7 +473,7 @@ def tasks_of(hidden: bool) -> tuple[Task, ...]:
     visible = (
         Task("1,024 A100s, 175B", GPT3, 1024, 1536, GPU, LINKS),
         Task("48 A100s in nodes of 4", gpt(96, 24, 3072), 48, 80, GPU, four),
-        Task("8 A100s, 175B", GPT3, 8, 8, GPU, LINKS),
+        Task("8 A100s, 175B", GPT3, 8, 8, GPU, LINKS, too_small=True),
         Task("a long context", gpt(40, 40, 5120, 131_072), 64, 16, GPU, LINKS),
         Task("24 A100s of 40 GB", gpt(72, 48, 6144), 24, 36, small, LINKS),
         Task("a small model", gpt(32, 32, 4096), 64, 256, GPU, LINKS),

@@ -31,6 +31,7 @@ EMPTY = (
 MISSING = (
     "The mesh has no such axis, so every rank has coordinate 0 there, and `mesh.coordinate` has no entry."
 )
+NOTHING = "The norm is 0 on all ranks, so nothing was added to `squares`."
 ALL = (
     "All members of a group must call its collectives in the same order, even ranks that have nothing to "
     "count or no gradients."
@@ -55,7 +56,7 @@ def norm_line(model: Model, title: str) -> kit.Line:
         got, want = words.apart(float(returned[off[0]]), model.norm)
         fault = f"rank {off[0]} did not return the norm of the whole gradient"
         mistake = explained(model, returned)
-        says = mistake.says if mistake else ""
+        says = NOTHING if not any(returned) else mistake.says if mistake else ""
         firsts = {model.mesh.ranks(rank, "pp", "tp")[0] for rank in range(observed.world_size)}
         if off and firsts.isdisjoint(off) and len(off) == observed.world_size - len(firsts):
             return kit.wrong(kit.Sentence(f"{fault}: {got} instead of {want}.", f"{fault}."), FIRST_HAS_IT)
@@ -127,7 +128,7 @@ def scaled_line(model: Model, title: str) -> kit.Line:
         )
         return kit.wrong(said, why(model, factors, [values.returned[0] for values in observed.values]))
 
-    return kit.Line(f"gradients scaled: {title}", judge, 2)
+    return kit.Line(f"gradients scaled: {title}", judge, 2, trivial=model.factor == 1)
 
 
 def same(factor: float, other: float) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -48,6 +48,7 @@ class Answers:
     def __init__(self, name: str, index: int, right: Formula, read: Callable[[Any], Any], form: str):
         self.name, self.index, self.right, self.read, self.form = name, index, right, read, form
         self.calls: list[list] = []
+        self.questions: list[Question] = []
 
     def line(
         self,
@@ -56,10 +57,15 @@ class Answers:
         slips: Mapping[str, Formula],
         weight: float = 1,
         otherwise: str = "",
+        throughout: Collection[str] = (),
     ) -> kit.Line:
-        """All questions are answered right; a slip explains the answers if it gives every one of them."""
+        """All questions are answered right; a slip explains the answers if it gives every one of them.
+
+        throughout: the slips that have to give the wrong answers of all lines, too.
+        """
         start = len(self.calls)
         self.calls += [question.call(self.index) for question in questions]
+        self.questions += questions
 
         def judge(observed: kit.Observed) -> kit.Finding:
             values = []
@@ -79,7 +85,12 @@ class Answers:
                 return kit.RIGHT
             question, value = off[0]
             wanted = question.of(self.right)
-            says = (s for s, slip in slips.items() if all(v == tried(q, slip) for q, v in pairs))
+            says = (
+                s
+                for s, slip in slips.items()
+                if all(v == tried(q, slip) for q, v in pairs)
+                and (s not in throughout or all(v == tried(q, slip) for q, v in self.wrong(observed)))
+            )
             fault = f"{self.name} gives another answer than the mesh on some ranks"
             said = kit.Sentence(
                 f"{question.shown(self.name)} gives {value} instead of {wanted}.", f"{fault}."
@@ -88,6 +99,13 @@ class Answers:
             return kit.wrong(said, why, cause=f"{self.name} {why}")
 
         return kit.Line(text, judge, weight)
+
+    def wrong(self, observed: kit.Observed) -> list[tuple[Question, Any]]:
+        """The wrong answers of all lines, as far as they have the right form."""
+        answers = [observed.answer(k) for k in range(len(self.questions))]
+        values = [None if answer.error is not None else self.read(answer.value) for answer in answers]
+        pairs = zip(self.questions, values, strict=True)
+        return [(q, value) for q, value in pairs if value not in (None, q.of(self.right))]
 
     def raised(self, question: Question, error: str = "", text: str = "", place: str = "") -> kit.Finding:
         if error == "NotImplementedError":

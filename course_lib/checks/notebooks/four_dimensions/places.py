@@ -245,10 +245,10 @@ def coordinates(draw: kit.Draw) -> Iterator[kit.Case]:
     lines = []
     for name, (sizes, _, weight) in meshes.items():
         questions = asked(draw, sizes, list(sizes))
-        lines.append(ranks.line(f"groups: {name}", questions, RANKS, weight))
+        lines.append(ranks.line(f"groups: {name}", questions, RANKS, weight, throughout=PLACES))
     for name, (sizes, *_) in [*meshes.items()][:2] + [*meshes.items()][4:]:
         questions = asked(draw, sizes, pairs(sizes))
-        lines.append(ranks.line(f"flattened groups: {name}", questions, FLATTENED, 0.5))
+        lines.append(ranks.line(f"flattened groups: {name}", questions, FLATTENED, 0.5, throughout=PLACES))
     yield ranks.case(lines)
 
 
