@@ -695,7 +695,7 @@ def hybrid_step(stages, schedule, microbatches, mesh):
 
 # %% wrong: the loss is multiplied by the number of targets
 # is: slip
-# says: its parts are divided by `count` already
+# says: because `run_schedule` divides the parts by `count` already
 # base: what the wrong ones change
 -    return total.item()
 +    return total.item() * count.item()

@@ -399,3 +399,43 @@ def memory_per_gpu(shape, layout, batch):
 # base: what the wrong ones change
 -    held = min(m, p if v == 1 else p + (p - 1) / v)
 +    held = min(m, p) if v == 1 else p + (p - 1) / v
+
+
+# %% wrong: ZeRO-1 without parentheses
+# is: slip
+# says: so put 4 . 12 / replicas in parentheses
+# base: what the wrong ones change
+-        states = 4 * params + 12 * params / (replicas if zero else 1)
++        states = 4 + 12 / replicas * params if zero else 16 * params
+
+
+# %% wrong: the whole layer is divided as well
+# is: slip
+# says: the layer that is whole while it runs is not divided
+# base: what the wrong ones change
+-        states = 16 * params / replicas + 4 * of_layer
++        states = (16 * params + 4 * of_layer) / replicas
+
+
+# %% wrong: v divides 1 alone
+# is: slip
+# says: so put it in parentheses, p . .p - 1. / v
+# base: what the wrong ones change
+-    held = min(m, p if v == 1 else p + (p - 1) / v)
++    held = min(m, p if v == 1 else p + p - 1 / v)
+
+
+# %% wrong: chunks keep v times as much
+# is: slip
+# says: so do not multiply what they keep by v
+# base: what the wrong ones change
+-    held = min(m, p if v == 1 else p + (p - 1) / v)
++    held = v * min(m, p if v == 1 else p + (p - 1) / v)
+
+
+# %% wrong: sequences are counted twice
+# is: slip
+# says: in_flight counts only microbatches
+# base: what the wrong ones change
+-    held = min(m, p if v == 1 else p + (p - 1) / v)
++    held = layout["microbatch"] * min(m, p if v == 1 else p + (p - 1) / v)

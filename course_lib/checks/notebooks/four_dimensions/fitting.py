@@ -55,6 +55,8 @@ def gb(
     scores_times_s: bool = True,
     layers_cut_by_t: str = "sequence",
     of_states: bool = True,
+    in_parentheses: bool = True,
+    gathered_over_n: bool = False,
 ) -> float:
     """The count with mistakes: each keyword is one part of it."""
     pp, t, v, h = layout["pp"], layout["tp"], layout["chunks"], shape.width
@@ -67,9 +69,12 @@ def gb(
     n = 1 if shards == "nothing" else n
     states = {
         0: (4 + moments) * params,
-        1: (2 / (n if weights else 1) + 2 / (n if gradients else 1) + moments / n) * params,
+        1: (2 / (n if weights else 1) + 2 / (n if gradients else 1)) * (params if in_parentheses else 1)
+        + moments / n * params,
         3: (4 * (1 if undivided else 1 / n) + moments / n) * params
-        + gathered_bytes * (of_layer if gathered_layers == "one" else params) * gathered,
+        + gathered_bytes
+        * (of_layer if gathered_layers == "one" else params)
+        * (gathered / (n if gathered_over_n else 1)),
     }
     rows = shape.context / (layout["cp"] if seq else 1) * h * (layout["microbatch"] if sequences else 1)
     cut = {"sequence": layout["sequence"] and stream, "always": True, "never": False}[layers_cut_by_t]
@@ -92,6 +97,8 @@ def gb(
         "batch / dp": min(batch / layout["dp"], most), "m / cp": min(m / layout["cp"], most),
         "always more": min(m, pp + more), "never fewer": pp + more,
         "chunks never fewer": min(m, most) if v == 1 else most,
+        "p - 1 / v": min(m, most if v == 1 else 2 * pp - 1 / v), "times v": v * min(m, most),
+        "sequences": layout["microbatch"] * min(m, most),
         "times more": min(m, pp) * (1 + more * (v > 1)),
     }  # fmt: skip
     kept_of = in_flight[held] * (layers if of_stage else shape.layers)
@@ -123,6 +130,7 @@ DIVIDED = (
     "parameter."
 )
 OTHERWISE = "Print the table's parts for this call: P', sbh, what a layer keeps, and how many are in flight."
+OF_STATES = "Print P', of_layer and replicas for this call, then compare your states with the table."
 UNITS = {
     "The answers are in GiB, 2^30 bytes, but GB, 1e9 bytes, were asked for.": 1e9 / 2**30,
     "The answers are in bytes, but GB were asked for.": 1e9,
@@ -158,6 +166,12 @@ STATES: dict[str, Formula] = {
     "The table is missing, but the first stage also has it, besides its layers.": slip(table=False),
     "tp also cuts the table, so a rank has V/t rows.": slip(table_cut=False),
     "Stage 3 has one layer whole while it runs, so add 4 bytes per parameter of it.": slip(gathered=False),
+    "Both parts of ZeRO-1 count per parameter, so put 4 + 12 / replicas in parentheses.": slip(
+        in_parentheses=False
+    ),
+    "Stage 3 divides the 16 bytes, but the layer that is whole while it runs is not divided.": slip(
+        gathered_over_n=True
+    ),
 }  # fmt: skip
 ACTIVATIONS: dict[str, Formula] = {
     ALL_MICROBATCHES: slip(held="m"),
@@ -204,6 +218,11 @@ ACTIVATIONS: dict[str, Formula] = {
     ),
     "The (p - 1) / v microbatches of interleaved stages are added to p, so they do not multiply it.": slip(
         held="times more"
+    ),
+    "Only p - 1 is divided by v, so put it in parentheses, p + (p - 1) / v.": slip(held="p - 1 / v"),
+    "A rank's chunks have L/p layers together, so do not multiply what they keep by v.": slip(held="times v"),
+    "What a layer keeps has the microbatch's sequences already, so in_flight counts only microbatches.": slip(
+        held="sequences"
     ),
     "With sequence parallelism, t also divides the inputs of layers that are recomputed.": (
         slip(both=False)
@@ -267,7 +286,8 @@ class Question:
         name = "memory_per_gpu" if self.states else "the activations' part of memory_per_gpu"
         return kit.Prediction(
             name, 0, self.plans, self.of(right), {says: self.of(slip) for says, slip in self.slips.items()},
-            otherwise=OTHERWISE, tolerance=CLOSE, ideas=IDEAS, called="memory_per_gpu",
+            otherwise=OF_STATES if self.slips is STATES else OTHERWISE, tolerance=CLOSE, ideas=IDEAS,
+            called="memory_per_gpu",
         )  # fmt: skip
 
     def numbers(self, start: int, observed: kit.Observed, unit: float) -> list[float] | None:

@@ -18,7 +18,11 @@ from course_lib.checks.notebooks.four_dimensions.step_gradients import (
 )
 from course_lib.checks.notebooks.four_dimensions.steps import Steps
 
-DIVIDED = "But its parts are divided by `count` already, so return their sum."
+DIVIDED = (
+    "The factor is the number of targets. If you multiply by it, leave that out, because `run_schedule` "
+    "divides the parts by `count` already. If you gave it another `count` and divide the gradients yourself, "
+    "divide the losses as well."
+)
 ONLY_LAST = "but only the last stage knows the loss. Sum over pp, so that all ranks return it."
 TERMS_OF_LOSS = "The right loss is a sum over pp, dp and cp, which is divided only by the targets."
 
