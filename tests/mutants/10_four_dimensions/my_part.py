@@ -340,3 +340,11 @@ def my_part(rank, sizes, batch_size, seq):
 # base: what the wrong ones change
 -    rows = cut(batch_size, dp)[place_of(rank, sizes, "dp")]
 +    rows = cut(batch_size, dp)[0]
+
+
+# %% wrong: cp chunks
+# is: idea
+# says: so cut it into 2 cp
+# base: what the wrong ones change
+-    at, chunks = place_of(rank, sizes, "cp"), cut(seq, 2 * cp)
++    at, chunks = place_of(rank, sizes, "cp"), cut(seq, cp)

@@ -169,6 +169,13 @@ def chunks_apart(rank: int, sizes: Sizes, batch_size: int, seq: int) -> list[int
     return [*split(seq, 2 * size, place), *split(seq, 2 * size, place + size)]
 
 
+def chunks_of_cp(rank: int, sizes: Sizes, batch_size: int, seq: int) -> list[int]:
+    place, size = axes(rank, sizes, "cp")
+    if size == 1:
+        return list(range(seq))
+    return [*split(seq, size, place), *split(seq, size, size - 1 - place)]
+
+
 def one_too_far(rank: int, sizes: Sizes, batch_size: int, seq: int) -> list[int]:
     """Chunk 2 cp - r as the late one. With r = 0 it lies behind the sequence, so Python has an error."""
     place, size = axes(rank, sizes, "cp")
@@ -248,5 +255,7 @@ PLACES: dict[str, Formula] = {
     ONE_TOO_FAR: from_the_end,
     f"{ONE_TOO_FAR} ": behind_the_end,
     "The late chunk is missing, but chunk r is paired with the r-th from the end.": early_chunks,
+    "The sequence is cut into cp chunks, but each rank needs an early and a late one, so cut it into 2 "
+    "cp.": chunks_of_cp,
     "tp cuts no positions, because its ranks share every layer, so they need the same input.": cut_by_tp,
 }
