@@ -223,3 +223,16 @@ def axis_ranks(rank, sizes, axis):
 -        rank, places[axis] = divmod(rank, sizes[axis])
 +        places[axis] = rank % sizes[axis]
 +        rank = rank / sizes[axis]
+
+
+# %% wrong: sizes is emptied
+# is: form
+# says: or a call changed `sizes`
+# base: what the wrong ones change
+-    for axis in reversed(list(sizes)):
+-        rank, places[axis] = divmod(rank, sizes[axis])
+-    return {axis: places[axis] for axis in sizes}
++    while sizes:
++        axis, size = sizes.popitem()
++        rank, places[axis] = divmod(rank, size)
++    return places

@@ -17,6 +17,11 @@ LACKS_AXES = (
     "but get(axis, 0) for coordinates."
 )
 
+HAS_AXIS = (
+    "The mesh has this axis. Either `coordinates` returned no entry for it, or a call changed `sizes`, which "
+    "it should leave alone."
+)
+
 
 def title(sizes: Sizes) -> str:
     """ "pp 3 x dp 2 x tp 4" """
@@ -114,7 +119,8 @@ class Answers:
         missing = lacking(error, text)
         if missing in AXES and missing not in question.sizes:
             return kit.wrong(said, LACKS_AXES, cause=f"{self.name} raised {error}")
-        return kit.wrong(said, kit.at(place), cause=f"{self.name} raised {error}")
+        hint = HAS_AXIS if missing in question.sizes else ""
+        return kit.wrong(said, kit.at(place), hint, cause=f"{self.name} raised {error}")
 
     def case(self, lines: list[kit.Line]) -> kit.Case:
         sides = [kit.evaluating(self.calls)]
