@@ -39,6 +39,10 @@ NO_LOSS = (
     "a zero, which all ranks have."
 )
 UNNAMED = "Keep what `run_schedule` returns under the name `losses`, because the last lines add it up."
+OF_ONE_NUMBER = (
+    "The losses have the shape of `count`. Give `run_schedule` a number, such as count.item(), or a tensor "
+    "without dimensions."
+)
 PIPE = 'The schedule is for the ranks of pp, so give `run_schedule` their group, mesh.group("pp").'
 DISAGREE = re.compile(r"^the ranks do not agree on their collective number")
 EMPTY = re.compile(r"ZeroDivisionError|division by zero|expects a non-empty TensorList|KeyError: 0")
@@ -180,6 +184,8 @@ def trouble(case: kit.Case, kind: str, text: str) -> str:
         return PIPE
     if "name 'losses' is not defined" in text:
         return UNNAMED
+    if "output with shape [] doesn't match the broadcast shape [1]" in text:
+        return OF_ONE_NUMBER
     if "pp" not in case.title:
         return ""
     if "float32" in text and "float64" in text:
