@@ -435,7 +435,7 @@ def memory_per_gpu(shape, layout, batch):
 
 # %% wrong: sequences are counted twice
 # is: slip
-# says: in_flight counts only microbatches
+# says: `in_flight` counts only microbatches
 # base: what the wrong ones change
 -    held = min(m, p if v == 1 else p + (p - 1) / v)
 +    held = layout["microbatch"] * min(m, p if v == 1 else p + (p - 1) / v)

@@ -13,7 +13,7 @@ from course_lib.facts.four_dimensions import axis_bytes as right_bytes
 from course_lib.facts.four_dimensions import rank_parameters
 
 FLOAT = 4  # bytes
-WHOLE_BYTES = 2e-5  # relative: the smallest number that is no whole one has 50,000 bytes or more
+WHOLE_BYTES = 2e-5  # relative: of a number with a fraction, which has at least 50,000 bytes
 UNKNOWN = "axis_bytes: "  # the cause of numbers that no slip explains
 
 

@@ -221,7 +221,7 @@ ACTIVATIONS: dict[str, Formula] = {
     ),
     "Only p - 1 is divided by v, so put it in parentheses, p + (p - 1) / v.": slip(held="p - 1 / v"),
     "A rank's chunks have L/p layers together, so do not multiply what they keep by v.": slip(held="times v"),
-    "What a layer keeps has the microbatch's sequences already, so in_flight counts only microbatches.": slip(
+    "`kept` has the sequences of a microbatch already, so `in_flight` counts only microbatches.": slip(
         held="sequences"
     ),
     "With sequence parallelism, t also divides the inputs of layers that are recomputed.": (
