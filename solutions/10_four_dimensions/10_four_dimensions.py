@@ -215,7 +215,7 @@ def beside_pytorch():
     groups = {}
     for axis in AXES:
         part = theirs[axis] if isinstance(axis, str) else theirs[axis]._flatten()
-        groups[axis] = part.mesh.flatten().tolist(), axis_ranks(rank, SIZES, axis)
+        groups[axis] = part.mesh.flatten().tolist(), list(axis_ranks(rank, SIZES, axis))
     return groups
 
 
