@@ -99,6 +99,99 @@ def clip_grad_norm_(shards, max_norm, group=None, replica_group=None):
 +        dist.all_reduce(total, group=replica_group)
 
 
+# %% wrong: the islands' sums are added once more, and divided by the number of islands
+# is: detail
+# says: The replicas hold the same shards
+# base: what the wrong ones change
+-    dist.all_reduce(total, group=group)
++    dist.all_reduce(total, group=group)
++    if replica_group is not None:
++        dist.all_reduce(total, group=replica_group)
++        total /= dist.get_world_size(replica_group)
+
+
+# %% wrong: divided by the number of all ranks
+# is: slip
+# says: divided by the number of all ranks|squares were averaged over the ranks
+# base: what the wrong ones change
+-    norm = total.sqrt().item()
++    norm = (total / dist.get_world_size()).sqrt().item()
+
+
+# %% wrong: the last gradient alone is counted
+# is: slip
+# says: Add with \+= instead of =
+# base: what the wrong ones change
+-    total = sum((g.float().square().sum() for g in grads), torch.zeros(()))
++    total = torch.zeros(())
++    for g in grads:
++        total = g.float().square().sum()
+
+
+# %% wrong: the root of the sum of all tensors' norms
+# is: slip
+# says: norms of single tensors were added before you took the root
+# base: what the wrong ones change
+-    total = sum((g.float().square().sum() for g in grads), torch.zeros(()))
++    total = sum((g.float().norm() for g in grads), torch.zeros(()))
+
+
+# %% wrong: squared after the sum
+# is: slip
+# says: Square each element first
+# base: what the wrong ones change
+-    total = sum((g.float().square().sum() for g in grads), torch.zeros(()))
++    total = sum((g.float().sum().square() for g in grads), torch.zeros(()))
+
+
+# %% wrong: the sum of magnitudes
+# is: slip
+# says: Add their squares instead
+# base: what the wrong ones change
+-    total = sum((g.float().square().sum() for g in grads), torch.zeros(()))
++    total = sum((g.float().abs().sum() for g in grads), torch.zeros(()))
+
+
+# %% wrong: the weights instead of their gradients
+# is: slip
+# says: You added the squares of the weights
+# base: what the wrong ones change
+-    total = sum((g.float().square().sum() for g in grads), torch.zeros(()))
++    total = sum((p.float().square().sum() for p in shards), torch.zeros(()))
+
+
+# %% wrong: an all-reduce after each gradient, of the sum so far
+# is: slip
+# says: called all_reduce more than once
+# base: what the wrong ones change
+-    total = sum((g.float().square().sum() for g in grads), torch.zeros(()))
+-    dist.all_reduce(total, group=group)
++    total = torch.zeros(())
++    for g in grads:
++        total += g.float().square().sum()
++        dist.all_reduce(total, group=group)
+
+
+# %% wrong: scaled twice
+# is: slip
+# says: The gradients were scaled twice
+# base: what the wrong ones change
+-        g.mul_(factor)
++        g.mul_(factor).mul_(factor)
+
+
+# %% wrong: a number for each gradient
+# is: detail
+# says: A number for each gradient travelled
+# base: what the wrong ones change
+-    total = sum((g.float().square().sum() for g in grads), torch.zeros(()))
+-    dist.all_reduce(total, group=group)
+-    norm = total.sqrt().item()
++    squares = torch.stack([torch.zeros(()) if p.grad is None else p.grad.square().sum() for p in shards])
++    dist.all_reduce(squares, group=group)
++    norm = squares.sum().sqrt().item()
+
+
 # %% wrong: an all-reduce for each gradient
 # is: slip
 # says: one for each gradient. Add up on the rank
@@ -230,7 +323,7 @@ def clip_grad_norm_(shards, max_norm, group=None, replica_group=None):
 
 # %% wrong: a rank without gradients stays away
 # is: slip
-# says: rank 3
+# says: A rank has no gradients here, but it must also call
 # base: what the wrong ones change
 -    dist.all_reduce(total, group=group)
 +    if not grads:

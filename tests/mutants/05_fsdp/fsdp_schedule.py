@@ -63,7 +63,7 @@ def fsdp_schedule(units, forward_prefetch=1, backward_prefetch=1, reshard=True, 
 
 # %% wrong: a unit is freed before its forward
 # is: form
-# says: computes its forward without weights
+# says: ^Free a unit only after it has computed
 # base: what the wrong ones change
 -        actions.append(("forward", unit))
 -        if reshard and not (keep_last and unit == units - 1):
@@ -211,6 +211,65 @@ def fsdp_schedule(units, forward_prefetch=1, backward_prefetch=1, reshard=True, 
 # base: what the wrong ones change
 -        gather(range(unit, unit + forward_prefetch + 1))
 +        gather(range(unit, unit + min(1, forward_prefetch) + 1))
+
+
+# %% wrong: backward prefetches as many units as forward
+# is: slip
+# says: Before unit i computes in backward, the last unit gathered is i - backward_prefetch
+# base: what the wrong ones change
+-        gather(range(unit, unit - backward_prefetch - 1, -1))
++        gather(range(unit, unit - forward_prefetch - 1, -1))
+
+
+# %% wrong: backward runs from the first unit to the last
+# is: form
+# says: ^Backward runs from the last unit to the first, so loop over
+# base: what the wrong ones change
+-    for unit in reversed(range(units)):
++    for unit in range(units):
+
+
+# %% wrong: backward ends before unit 0
+# is: form
+# says: ^Backward runs from the last unit down to unit 0, so loop over
+# base: what the wrong ones change
+-    for unit in reversed(range(units)):
++    for unit in range(units - 1, 0, -1):
+
+
+# %% wrong: backward begins with a unit that does not exist
+# is: form
+# says: ^Backward runs from the last unit down to unit 0, so loop over
+# base: what the wrong ones change
+-    for unit in reversed(range(units)):
++    for unit in range(units, 0, -1):
+
+
+# %% wrong: the return is inside the loop of backward
+# is: form
+# says: Is a `return` inside the loop
+# base: what the wrong ones change
+-        whole.discard(unit)
+-    return actions
++        whole.discard(unit)
++        return actions
+
+
+# %% wrong: freed in the list, but not in the set of whole units
+# is: form
+# says: free it with the `free` of the stub
+# base: what the wrong ones change
+-            actions.append(("free", unit))
+-            whole.discard(unit)
++            actions.append(("free", unit))
+
+
+# %% wrong: the range of units ahead ends before the last unit
+# is: form
+# says: gather the unit itself as well, including the first and the last
+# base: what the wrong ones change
+-        gather(range(unit, unit + forward_prefetch + 1))
++        gather(range(unit, min(unit + forward_prefetch + 1, units - 1)))
 
 
 # %% wrong: `keep_last` is ignored, and the last unit always kept

@@ -126,6 +126,41 @@ def unit_bytes(config, itemsize=2):
 +    reductions = k
 
 
+# %% wrong: `reshard` is looked at only if nothing is kept
+# is: slip
+# says: units also stay whole between forward and backward if `keep` is given
+# base: what the wrong ones change
+-    gathers = 2 * k if reshard else k
++    gathers = k if keep is None and not reshard else 2 * k
+@@
+-        gathers = k + 1 if reshard else 1
++        gathers = k + 1
+
+
+# %% wrong: gradients are kept, and not resharded weights gathered twice
+# is: slip
+# says: keep="gradients" and reshard=False, each microbatch gathers only once
+# base: what the wrong ones change
+-    gathers = 2 * k if reshard else k
++    gathers = 2 * k if reshard or keep == "gradients" else k
+
+
+# %% wrong: weights between microbatches, and not resharded weights gathered K + 1 times
+# is: slip
+# says: the weights stay whole all the time, so a step gathers them once
+# base: what the wrong ones change
+-        gathers = k + 1 if reshard else 1
++        gathers = k + 1
+
+
+# %% wrong: the two values of `reshard` exchanged
+# is: slip
+# says: By default .reshard=True., weights are gathered for forward and for backward
+# base: what the wrong ones change
+-    gathers = 2 * k if reshard else k
++    gathers = k if reshard else 2 * k
+
+
 # %% wrong: not resharded, and gathered twice
 # is: slip
 # says: backward does not gather
@@ -252,6 +287,30 @@ def unit_bytes(config, itemsize=2):
 # base: what the wrong ones change
 -    return itemsize * (block + 2 * norm), itemsize * root
 +    return itemsize * (block + 2 * norm), itemsize * (root - (config.layers - 1) * (block + 2 * norm))
+
+
+# %% wrong: multiplied by the size of an element twice
+# is: slip
+# says: You multiplied by `itemsize` twice
+# base: what the wrong ones change
+-    return itemsize * (block + 2 * norm), itemsize * root
++    return itemsize**2 * (block + 2 * norm), itemsize**2 * root
+
+
+# %% wrong: multiplied by the element size of a float32
+# is: slip
+# says: the 4 bytes of a float32 as well
+# base: what the wrong ones change
+-    return itemsize * (block + 2 * norm), itemsize * root
++    return itemsize * 4 * (block + 2 * norm), itemsize * 4 * root
+
+
+# %% wrong: the root comes first
+# is: slip
+# says: but the block comes first
+# base: what the wrong ones change
+-    return itemsize * (block + 2 * norm), itemsize * root
++    return itemsize * root, itemsize * (block + 2 * norm)
 
 
 # %% wrong: the block alone

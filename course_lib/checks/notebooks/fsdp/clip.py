@@ -13,6 +13,7 @@ from course_lib.checks.rank.harness import CallInstructions
 
 ROUNDING = 1e-4  # of the norm, and of the largest element
 HUGE = 1e300  # no norm
+WEIGHT = 7.0  # each element of a shard
 MANY = 10  # times the bytes of one number: then gradients travel
 BY_OWN_NORM = (
     "Each rank scaled by another factor, so the shards of one weight no longer fit together. Take the "
@@ -21,6 +22,11 @@ BY_OWN_NORM = (
 SQUARE = "You returned the square of the norm. Take its root."
 SCALED = "You returned the norm after scaling. Return the norm the gradients had before."
 REPLICAS = "The replicas hold the same shards, so add only over `group`, and count each shard once."
+AGAIN = (
+    "The ranks called all_reduce more than once. Add up all squares on the rank, then call it once, over "
+    "`group`."
+)
+STAYED_AWAY = "A rank has no gradients here, but it must also call the all-reduce, with a sum of zero."
 
 
 @dataclass(frozen=True)
@@ -77,6 +83,31 @@ class Pieces:
             ),
         }  # fmt: skip
 
+    def of_other_squares(self) -> dict[str, float]:
+        """Mistakes in the sum on a rank: all ranks have one norm, for which one number is sent."""
+        ranks = self.group(0)
+        held = [[grad for grad in self.grads[rank] if grad is not None] for rank in ranks]
+        grads = [grad for of_rank in held for grad in of_rank]
+        weights = sum(3 if grad is None else grad.numel() for rank in ranks for grad in self.grads[rank])
+        return {
+            "The squares were divided by the number of all ranks. Add them, and divide by nothing.": (
+                self.norm / len(self.grads) ** 0.5
+            ),
+            "Only the last gradient of each rank was counted. Add with += instead of =.": sum(
+                float(of_rank[-1].square().sum()) for of_rank in held if of_rank
+            ) ** 0.5,
+            "The norms of single tensors were added before you took the root. Add squares instead.": sum(
+                float(grad.norm()) for grad in grads
+            ) ** 0.5,
+            "The elements were added before they were squared. Square each element first.": sum(
+                float(grad.sum()) ** 2 for grad in grads
+            ) ** 0.5,
+            "The magnitudes of the elements were added. Add their squares instead.": sum(
+                float(grad.abs().sum()) for grad in grads
+            ) ** 0.5,
+            "You added the squares of the weights. Add the squares of the gradients.": WEIGHT * weights**0.5,
+        }  # fmt: skip
+
     @property
     def tolerance(self) -> float:
         return 1e-2 if self.dtype == torch.bfloat16 else ROUNDING
@@ -86,7 +117,7 @@ class Pieces:
         for i, gradient in enumerate(self.grads[rank]):
             name = f"shard{i}"
             size = 3 if gradient is None else gradient.numel()
-            inputs[name] = torch.full((size,), 7.0, dtype=self.dtype)
+            inputs[name] = torch.full((size,), WEIGHT, dtype=self.dtype)
             outputs[name] = kit.Spec.of(inputs[name])
             shards.append({"parameter": name, "grad": None if gradient is None else f"grad{i}"})
             if gradient is not None:
@@ -111,7 +142,13 @@ class Pieces:
         return [*shards, *([r for r in ranks if r % self.n == k] for k in range(self.n))]
 
 
+def near(result: float, norm: float) -> bool:
+    return abs(result - norm) <= ROUNDING * norm
+
+
 def norm_line(pieces: Pieces, title: str, weight: float = 1) -> kit.Line:
+    others = pieces.of_other_squares()
+
     def judge(observed: kit.Observed) -> kit.Finding:
         for rank in range(observed.world_size):
             result = observed.values[rank].result
@@ -120,15 +157,16 @@ def norm_line(pieces: Pieces, title: str, weight: float = 1) -> kit.Line:
                     f"on rank {rank} no finite number was returned.",
                     "Return the norm before scaling, as a float.",
                 )
-            if abs(result - pieces.norm) <= ROUNDING * pieces.norm:
+            if near(result, pieces.norm):
                 continue
-            fits = (
-                says for says, norm in pieces.norms(rank).items() if abs(result - norm) <= ROUNDING * norm
-            )
+            fits = (says for says, norm in pieces.norms(rank).items() if near(result, norm))
             got, want = words.apart(float(result), pieces.norm)
             said = f"rank {rank} did not return the norm of the whole gradient"
             why = next(fits, "")
             missed = bool(why) and why not in (SQUARE, SCALED, REPLICAS)
+            why = why or next((says for says, norm in others.items() if near(result, norm)), "")
+            if not why and [o.op for o in observed.operations[rank]].count("all_reduce") > 1:
+                why = AGAIN
             sentence = kit.Sentence(f"{said}: {got} instead of {want}.", f"{said}.")
             return kit.wrong(sentence, why, misses_point=missed)
         return kit.RIGHT
@@ -162,7 +200,7 @@ def scaled_line(pieces: Pieces, title: str, weight: float = 2) -> kit.Line:
         for rank, gradients in enumerate(pieces.grads):
             for i, before in enumerate(gradients):
                 tensors, name = observed.tensors[rank], f"shard{i}"
-                if bool((tensors[name] != 7).any()):
+                if bool((tensors[name] != WEIGHT).any()):
                     return kit.wrong(
                         f"on rank {rank} a shard was changed. Scale its gradient instead.", cause="shard"
                     )
@@ -188,8 +226,8 @@ def scaled_line(pieces: Pieces, title: str, weight: float = 2) -> kit.Line:
             if isinstance(returned, int | float) and returned <= pieces.max_norm:
                 return "Nothing was scaled, since the norm you found is too small. Begin with the norm."
             return (
-                "Nothing was scaled. Scale .grad itself, in place (mul_). `gradient = gradient * "
-                "factor` makes a tensor that no parameter has."
+                "Nothing was scaled. Scale .grad itself, in place (mul_), before you return. `gradient = "
+                "gradient * factor` makes a tensor that no parameter has."
             )
         if factor == 1 and is_it(pieces.max_norm / pieces.norm):
             return "A norm below max_norm stays, so the factor is min(1, max_norm / norm)."
@@ -197,6 +235,8 @@ def scaled_line(pieces: Pieces, title: str, weight: float = 2) -> kit.Line:
             return "The gradient was divided by the factor."
         if is_it(1 / pieces.norm):
             return "The gradient was scaled to the norm 1, not to max_norm."
+        if is_it(factor**2) and isinstance(returned, int | float) and near(returned, pieces.norm):
+            return "The gradients were scaled twice. The last lines of the stub already scale them."
         slips = pieces.norms(rank).items()
         return next((says for says, norm in slips if norm > 0 and is_it(pieces.max_norm / norm)), "")
 
@@ -207,16 +247,19 @@ def traffic_line(pieces: Pieces, title: str) -> kit.Line:
     tensors = len(pieces.grads[0])
 
     def hint(ratio: float, observed: kit.Observed) -> str:
-        count = len(observed.operations[0])
-        if any(len(operation.group) > pieces.n for operation in observed.operations[0]):
+        operations = observed.operations[0]
+        count, kinds = len(operations), {operation.dtype for operation in operations}
+        if any(set(operation.group) - {*pieces.group(0)} for operation in operations):
             return REPLICAS
         if ratio < 1:
             return "The norm of all shards needs a number from every rank."
         if count >= tensors:
             sent = words.counted(count, "message")
             return f"{sent}, one for each gradient. Add up on the rank, then send once."
-        if abs(ratio - 2) < 0.1:
-            return "float64 travelled, but the 4 bytes of a float32 are enough." if count == 1 else REPLICAS
+        if count == 1 and "float64" in kinds and abs(ratio - 2) < 0.1:
+            return "float64 travelled, but the 4 bytes of a float32 are enough."
+        if count == 1 and abs(ratio - tensors) < 0.1:
+            return "A number for each gradient travelled. Add them up on the rank, then send one number."
         return (
             "Add up the squares of all gradients on the rank first, so that one number travels "
             "instead of the gradients."
@@ -254,15 +297,19 @@ def case(
     return kit.Case(title, sides, lines, groups=pieces.groups)
 
 
+def trouble(case: kit.Case, kind: str, text: str) -> str:
+    return STAYED_AWAY if kind == "deadlock" and "without gradients" in case.title else ""
+
+
 @kit.exercise(
-    points=4, objects=("clip_grad_norm_",), references=("course_lib.fsdp.clip",),
+    points=4, objects=("clip_grad_norm_",), hint=trouble, references=("course_lib.fsdp.clip",),
     point="one norm on all ranks, for which one number is sent", besides="clipping on each rank",
 )  # fmt: skip
 def clip_grad_norm(draw: kit.Draw) -> Iterator[kit.Case]:
     yield case(draw, "2 ranks, 5 gradients", 2, (40, 7, 1, 12, 30), 0.3, traffic=True)
     yield case(draw, "3 ranks, a norm below max_norm", 3, (5, 8), 1.7, weight=1.5)
     yield case(draw, "1 rank, all gradients are zeros", 1, (6,), 0, weight=0.25)
-    yield case(draw, "2 x 2 ranks, two replicas", 2, (6, 20), 0.5, replicas=2, traffic=True)
+    yield case(draw, "2 x 2 ranks, two replicas", 2, (6, 20), 0.45, replicas=2, traffic=True)
     yield case(draw, "4 ranks, one without gradients", 4, (9, 4), 0.4, missing=True)
     if draw.hidden:
         yield case(draw, "2 ranks, gradients in bfloat16", 2, (3000, 50), 0.2, dtype=torch.bfloat16)

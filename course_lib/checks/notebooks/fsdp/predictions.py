@@ -47,6 +47,16 @@ NOT_RESHARDED: dict[str, kit.Formula] = {
     "With reshard=False a unit stays whole after its forward, so backward does not gather it again.": (
         counted(lambda k, reshard, keep: gathers(k, True, keep), reductions)
     ),
+    "With reshard=False, units also stay whole between forward and backward if `keep` is given.": (
+        counted(lambda k, reshard, keep: gathers(k, reshard or keep is not None, keep), reductions)
+    ),
+    'With keep="gradients" and reshard=False, each microbatch gathers only once.': (
+        counted(lambda k, reshard, keep: gathers(k, reshard or keep == "gradients", keep), reductions)
+    ),
+    ('With keep="weights between" and reshard=False, the weights stay whole all the time, so a step gathers '
+    "them once."): (
+        counted(lambda k, reshard, keep: gathers(k, reshard or keep == "weights between", keep), reductions)
+    ),
 }  # fmt: skip
 KEPT: dict[str, kit.Formula] = {
     ('With keep="weights between" the first forward finds nothing and also gathers, so there are K + 1 '
@@ -69,8 +79,8 @@ KEPT: dict[str, kit.Formula] = {
     ),
 }  # fmt: skip
 BYTES: dict[str, kit.Formula] = {
-    "You counted an all-reduce of replicas, or ZeRO-2. Fully sharded weights are also gathered for "
-    "forward and for backward.": counted(lambda k, *_: k, reductions),
+    "You counted one gather and one reduction in each microbatch. By default (reshard=True), weights are "
+    "gathered for forward and for backward.": counted(lambda k, *_: k, reductions),
     "You counted replicas, with an all-reduce of the gradients and no gather.": (
         counted(lambda *_: 0, lambda k, keep: 2 * reductions(k, keep))
     ),
@@ -188,6 +198,15 @@ BLOCK: Mapping[str, kit.Formula] = {
     "You counted elements. Each has itemsize bytes.": (
         lambda config, itemsize=2: facts.unit_bytes(config, 1)[0]
     ),
+    "You multiplied by `itemsize` twice. The last line of the stub also does it.": (
+        lambda config, itemsize=2: itemsize * facts.unit_bytes(config, itemsize)[0]
+    ),
+    "You multiplied by the 4 bytes of a float32 as well. Count elements, and multiply by `itemsize` only.": (
+        lambda config, itemsize=2: 4 * facts.unit_bytes(config, itemsize)[0]
+    ),
+    "You returned the root first, but the block comes first.": (
+        lambda config, itemsize=2: facts.unit_bytes(config, itemsize)[1]
+    ),
 }  # fmt: skip
 ROOT: Mapping[str, kit.Formula] = {
     "A head that is not tied has a matrix of its own, as large as the embedding.": of_root(
@@ -217,6 +236,15 @@ ROOT: Mapping[str, kit.Formula] = {
     ),
     "You counted elements. Each has itemsize bytes.": (
         lambda config, itemsize=2: facts.unit_bytes(config, 1)[1]
+    ),
+    "You multiplied by `itemsize` twice. The last line of the stub also does it.": (
+        lambda config, itemsize=2: itemsize * facts.unit_bytes(config, itemsize)[1]
+    ),
+    "You multiplied by the 4 bytes of a float32 as well. Count elements, and multiply by `itemsize` only.": (
+        lambda config, itemsize=2: 4 * facts.unit_bytes(config, itemsize)[1]
+    ),
+    "You returned the block second, but the root comes second.": (
+        lambda config, itemsize=2: facts.unit_bytes(config, itemsize)[0]
     ),
 }  # fmt: skip
 
@@ -264,8 +292,9 @@ def predictions(draw: kit.Draw) -> Iterator[kit.Case]:
             ),
             kit.Prediction(
                 "fsdp_bytes", 0,
-                [(some, n, each, kit.Keywords(reshard=False)) for each in (1, k)],
-                facts.fsdp_bytes, NOT_RESHARDED | BYTES, weight=0.5, title="fsdp_bytes: reshard=False",
+                [*((some, n, each, kit.Keywords(reshard=False)) for each in (1, k)),
+                 *((some, n, k, kit.Keywords(reshard=False, keep=keep)) for keep in KEEPS[:2])],
+                facts.fsdp_bytes, NOT_RESHARDED | KEPT | BYTES, weight=0.5, title="fsdp_bytes: reshard=False",
                 otherwise="A microbatch gathers once and reduces once, (N-1)/N P elements each.",
             ),
             kit.Prediction(

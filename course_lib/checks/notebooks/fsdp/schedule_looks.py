@@ -84,6 +84,28 @@ def beyond_the_ends(asked: Asked, schedule: Schedule) -> str:
     return ""
 
 
+def wrong_way(asked: Asked, schedule: Schedule) -> str:
+    """The backwards are not those of all units, from the last to the first."""
+    units = [unit for kind, unit in schedule if kind == "backward"]
+    if not units or units == [*reversed(range(asked.units))]:
+        return ""
+    if units == [asked.units - 1]:
+        return "The list has only one backward. Is a `return` inside the loop?"
+    if units == [*range(asked.units)]:
+        return "Backward runs from the last unit to the first, so loop over reversed(range(units))."
+    return "Backward runs from the last unit down to unit 0, so loop over reversed(range(units))."
+
+
+def gathered_while_whole(asked: Asked, schedule: Schedule) -> str:
+    whole = set[int]()
+    for kind, unit in schedule:
+        if kind == "gather" and unit in whole:
+            return "Skip units that are already whole, as the `gather` of the stub does."
+        if kind in ("gather", "free"):
+            (whole.add if kind == "gather" else whole.discard)(unit)
+    return ""
+
+
 def others_gathered(asked: Asked, schedule: Schedule) -> str:
     """In backward a unit is gathered that is not below the one that computes next."""
     begun = False
@@ -104,7 +126,26 @@ def others_gathered(asked: Asked, schedule: Schedule) -> str:
 def never_again(asked: Asked, schedule: Schedule) -> str:
     gathered = [unit for kind, unit in schedule if kind == "gather"]
     if asked.reshard and len(gathered) == len(set(gathered)) == asked.units > 1:
-        return "A unit that was freed after its forward must be gathered again for its backward."
+        return (
+            "A unit that was freed after its forward must be gathered again for its backward. If you do so, "
+            "free it with the `free` of the stub, because its `gather` skips all other units."
+        )
+    return ""
+
+
+def without_weights(asked: Asked, schedule: Schedule) -> str:
+    """A unit is freed before it computes, or is not gathered when it is its turn."""
+    last: dict[int, str] = {}  # the last gather or free of each unit
+    for kind, unit in schedule:
+        if kind in ("gather", "free"):
+            last[unit] = kind
+        elif kind in ("forward", "backward") and last.get(unit) != "gather":
+            if kind == "forward" and unit in last:
+                return "Free a unit only after it has computed."
+            return (
+                "Before a unit computes, gather the unit itself as well, including the first and the last "
+                "unit. (A range does not contain its end.)"
+            )
     return ""
 
 
@@ -115,7 +156,10 @@ def reduce_forgotten(asked: Asked, schedule: Schedule) -> str:
     return ""
 
 
-DISORDER = (beyond_the_ends, others_gathered, never_again, reduce_forgotten)
+DISORDER = (
+    beyond_the_ends, wrong_way, gathered_while_whole, others_gathered, never_again, without_weights,
+    reduce_forgotten,
+)  # fmt: skip
 
 
 def behind_the_reduce(asked: Asked, schedule: Schedule) -> str:
@@ -201,8 +245,8 @@ def exchanged(asked: Asked, schedule: Schedule) -> bool:
     return asked.forward != asked.backward and schedule == other.best
 
 
-def too_far(asked: Asked, schedule: Schedule) -> bool:
-    """Whether a unit is gathered ahead that is more than `prefetch` units away."""
+def too_far(asked: Asked, schedule: Schedule) -> str:
+    """The pass in which a unit is gathered ahead that is more than `prefetch` units away."""
     following: tuple[str, int] = ("", 0)
     for kind, unit in reversed(schedule):
         if kind in ("forward", "backward"):
@@ -211,8 +255,8 @@ def too_far(asked: Asked, schedule: Schedule) -> bool:
             way, computes = following
             distance = unit - computes if way == "forward" else computes - unit
             if distance > (asked.forward if way == "forward" else asked.backward):
-                return True
-    return False
+                return way
+    return ""
 
 
 def still_whole(asked: Asked, schedule: Schedule) -> str:
@@ -247,10 +291,10 @@ def replica(asked: Asked, schedule: Schedule, whole: int, most: int) -> str:
         )
     if exchanged(asked, schedule):
         return EXCHANGED
-    if too_far(asked, schedule):
+    if way := too_far(asked, schedule):
+        last = "i + forward_prefetch" if way == "forward" else "i - backward_prefetch"
         return (
-            "Gathers run too far ahead. Before unit i computes in forward, the last unit gathered is "
-            "i + forward_prefetch."
+            f"Gathers run too far ahead. Before unit i computes in {way}, the last unit gathered is {last}."
         )
     if whole == most + 1:
         return (
