@@ -1600,10 +1600,11 @@ def clip_grad_norm_(
 ) -> float:
     """Scale all gradients by min(1, max_norm / norm), where norm is the norm of the whole gradient.
 
-    shards: this rank's tensors. Their gradients in `.grad` are scaled in place, and a `.grad` that
-    is None counts as zeros. group: the ranks that hold the other shards. replica_group: ranks that
-    hold the same shards as this rank, which must not count twice. Returns the norm before scaling,
-    which is the same on all ranks. Sends one all-reduce of 4 bytes.
+    shards: this rank's tensors. Their gradients in `.grad` have any floating dtype and are scaled in
+    place. A `.grad` that is None counts as zeros. group: the ranks that hold the other shards.
+    replica_group: ranks that hold the same shards as this rank, which must not count twice. Returns
+    the norm before scaling, computed in float32, which is the same on all ranks. Sends one
+    all-reduce of 4 bytes.
     """
     shards = list(shards)
     gradients = [shard.grad for shard in shards if shard.grad is not None]

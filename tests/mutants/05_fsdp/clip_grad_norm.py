@@ -65,6 +65,14 @@ def clip_grad_norm_(shards, max_norm, group=None, replica_group=None):
 +    dist.all_reduce(total, op=dist.ReduceOp.MAX, group=group)
 
 
+# %% wrong: squared in the dtype of the gradients
+# is: detail
+# says: The squares were added in bfloat16
+# base: what the wrong ones change
+-    total = sum((g.float().square().sum() for g in grads), torch.zeros(()))
++    total = sum((g.square().sum() for g in grads), torch.zeros(()))
+
+
 # %% wrong: the root is forgotten
 # is: slip
 # says: the square of the norm. Take its root

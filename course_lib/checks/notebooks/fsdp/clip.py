@@ -26,6 +26,7 @@ AGAIN = (
     "The ranks called all_reduce more than once. Add up all squares on the rank, then call it once, over "
     "`group`."
 )
+NARROW = "The squares were added in bfloat16. Cast each gradient to float32 before you square it."
 STAYED_AWAY = "A rank has no gradients here, but it must also call the all-reduce, with a sum of zero."
 
 
@@ -167,6 +168,8 @@ def norm_line(pieces: Pieces, title: str, weight: float = 1) -> kit.Line:
             why = why or next((says for says, norm in others.items() if near(result, norm)), "")
             if not why and [o.op for o in observed.operations[rank]].count("all_reduce") > 1:
                 why = AGAIN
+            if not why and pieces.dtype == torch.bfloat16 and abs(result - pieces.norm) < 0.1 * pieces.norm:
+                why = NARROW
             sentence = kit.Sentence(f"{said}: {got} instead of {want}.", f"{said}.")
             return kit.wrong(sentence, why, misses_point=missed)
         return kit.RIGHT
@@ -311,6 +314,6 @@ def clip_grad_norm(draw: kit.Draw) -> Iterator[kit.Case]:
     yield case(draw, "1 rank, all gradients are zeros", 1, (6,), 0, weight=0.25)
     yield case(draw, "2 x 2 ranks, two replicas", 2, (6, 20), 0.45, replicas=2, traffic=True)
     yield case(draw, "4 ranks, one without gradients", 4, (9, 4), 0.4, missing=True)
+    yield case(draw, "2 ranks, gradients in bfloat16", 2, (3000, 50), 0.2, dtype=torch.bfloat16, weight=0.5)
     if draw.hidden:
-        yield case(draw, "2 ranks, gradients in bfloat16", 2, (3000, 50), 0.2, dtype=torch.bfloat16)
         yield case(draw, "1 rank", 1, (11, 2), 0.6, weight=0.5)
