@@ -99,6 +99,23 @@ def hybrid_reduce(output, grads, shard_group, replica_group):
 +    return shard_groups[0], replica_groups[0]
 
 
+# %% wrong: only the groups that shard
+# is: form
+# says: Return both kinds of groups, as a pair
+# base: what the wrong ones change
+-    return shard_groups, replica_groups
++    return shard_groups
+
+
+# %% wrong: `shard` is the number of islands, for the groups that shard
+# is: slip
+# says: `shard` is the number of ranks that share a model
+# base: what the wrong ones change
+-    shard_groups = [list(range(k, k + shard)) for k in range(0, world_size, shard)]
++    r = world_size // shard
++    shard_groups = [list(range(k, k + r)) for k in range(0, world_size, r)]
+
+
 # %% wrong: dictionaries' values
 # is: form
 # says: a pair of lists of lists

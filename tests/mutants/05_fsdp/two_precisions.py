@@ -284,6 +284,15 @@ def reduce_scatter_mean(output, grads, reduce_dtype=torch.float32, group=None):
 +    output += (total.float() / n).view_as(output)
 
 
+# %% wrong: the sum is added to what stands in the output
+# is: slip
+# says: The sum was added to the old content of `output`, and then divided
+# base: what the wrong ones change
+-    output.copy_((total.float() / n).view_as(output))
++    output += total.view_as(output)
++    output /= n
+
+
 # %% wrong: small means are added to what stands in the output
 # is: slip
 # says: The mean was added to the old content of `output`

@@ -19,6 +19,7 @@ from course_lib.checks.notebooks.fsdp.stayed import NO_GRAPH_BEHIND, UNREACHED, 
 from course_lib.checks.rank.notebooks.fsdp.prefetched import Mark
 
 IDLE = "Begin its gather before the previous block of the pass computes, because otherwise the wire idles."
+LOWER = " In backward, the blocks ahead have lower numbers."
 AT_ONCE = (
     "The weights were asked for early but waited for immediately, so nothing overlaps. Wait where the "
     "weights are needed, at the block's own forward or backward."
@@ -256,7 +257,7 @@ def too_late(step: Step, kind: str, mark: Mark, other: int, place: int, when: st
     elif kind == "B" and behind:
         why = QUEUES
     else:
-        why = IDLE
+        why = IDLE + LOWER * (kind == "B")
     return kit.wrong(said, why, cause=f"{kit.ORDER} {kind} {why[:20]}")
 
 

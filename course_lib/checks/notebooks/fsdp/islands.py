@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from course_lib.checks import kit
@@ -82,6 +83,8 @@ class Islands:
             return UNSORTED
         if in_order(shards) == right_shards and in_order(replicas) != right_replicas:
             return EQUALS
+        if in_order(shards) == self.runs(self.r):
+            return COUNTED
         if in_order(shards) == self.strides(self.r):
             return SPREAD
         ranks = sorted(rank for group in shards for rank in group)
@@ -162,6 +165,8 @@ def no_pair(called: str, value: Any, both: list[list[int]]) -> kit.Finding:
     )
     if value and is_groups(value) and len(value) == len(both):
         why = "Return a pair, (shard_groups, replica_groups), and not one list of all groups."
+    elif is_groups(value) and sorted(chain(*value)) == sorted({*chain(*both)}):
+        why = "Return both kinds of groups, as a pair (shard_groups, replica_groups)."
     elif value and is_groups(value):
         why = "Return the groups of all ranks, since every rank makes all of them with dist.new_group."
     else:

@@ -34,6 +34,9 @@ ELSEWHERE = (
     "dist.get_rank(group)."
 )
 ADDED_TO = "The mean was added to the old content of `output`. Overwrite it, for example with output.copy_()."
+SUM_ADDED_TO = (
+    "The sum was added to the old content of `output`, and then divided. Overwrite it with output.copy_()."
+)
 SQUARED = "Your result is the sum / N / N. Divide the sum by N, the number of ranks, only once."
 NEVER_THERE = (
     "The sum was never written into `output`, whose old content was divided instead. "
@@ -191,6 +194,7 @@ def mean_slips(grads: Tensor, dtype: torch.dtype, world: int) -> list[kit.Slip]:
         slip(ADDED_TO, total / n + OLD),
         slip("Your result is the sum. Divide it by the number of ranks.", total),
         slip(NOT_ADDED if equal else SQUARED, total / n / n),
+        slip(SUM_ADDED_TO, (total + OLD) / n),
         slip(NEVER_THERE, torch.full_like(total, OLD / n)),
         slip(
             "The sum was divided by N - 1, but the mean of N ranks is their sum / N.", total / max(n - 1, 1)
