@@ -284,6 +284,14 @@ def hybrid_reduce(output, grads, shard_group, replica_group):
 +    dist.reduce(output, dist.get_global_rank(replica_group, 0), group=replica_group)
 
 
+# %% wrong: only the replicas are added, each with its own part
+# is: idea
+# says: The ranks of an island were not added
+# base: what the wrong ones change
+-    dist.reduce_scatter_tensor(output, grads, group=shard_group)
++    output.copy_(grads.chunk(g)[dist.get_rank(shard_group)])
+
+
 # %% wrong: the shard is reduced to one replica, and broadcast from there
 # is: slip
 # says: One replica sends more than the other replicas

@@ -87,6 +87,10 @@ class Reduction:
         first = self.island(rank) * self.islands.g
         return self.grads[first : first + self.islands.g].sum(0)[self.place(rank)]
 
+    def across(self, rank: int) -> Tensor:
+        """The sum of the replicas' own gradients, to which no other rank of an island was added."""
+        return self.grads[self.place(rank) :: self.islands.g, self.place(rank)].sum(0)
+
     def largest(self, rank: int) -> Tensor:
         replicas = range(self.place(rank), self.islands.n, self.islands.g)
         return torch.stack([self.own(replica) for replica in replicas]).max(0).values
@@ -113,6 +117,7 @@ class Reduction:
                     kit.Slip(NOT_ADDED, lambda rank, by=by: self.grads[rank, self.place(rank)] / by)
                     for by in (1, r, n)
                 ),
+                *(kit.Slip(NOT_ADDED, lambda rank, by=by: self.across(rank) / by) for by in (1, r, n)),
             ]
         if g == r > 1:
             slips.append(kit.Slip(SWAPPED, lambda rank: self.grads.mean(0)[self.island(rank)]))

@@ -10,6 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from course_lib.checks import kit, words
 from course_lib.checks.judge import training_runs
@@ -80,6 +81,7 @@ class Step:
     turn: int  # messages begun when the last block's backward began
     barriers: list[int]
     pieces: int
+    together: int | None  # the first block whose reduction was begun before the one before was waited for
 
     def mark(self, kind: str, block: int) -> Mark | None:
         return self.marks.get((kind, block))
@@ -150,7 +152,12 @@ def steps_of(observed: kit.Observed, training: Training) -> Iterator[Step]:
             barriers = [at for at, operation in enumerate(own, first) if operation.op == "barrier"]
             pieces = sum(op.op == "all_gather" and op.nbytes not in sizes for op in own)
             times = Counter((mark.kind, mark.block) for mark in marks)
-            yield Step(rank, number, by_block, times, gathers, reduces, turn, barriers, pieces)
+            in_turn = sorted((at, block) for block, places in reduces.items() for at in places)
+            together = next((
+                block for (before, _), (at, block) in pairwise(in_turn)
+                if operations[at].issued < (operations[before].waited_at or 0)
+            ), None)  # fmt: skip
+            yield Step(rank, number, by_block, times, gathers, reduces, turn, barriers, pieces, together)
 
 
 def asked_again(observed: kit.Observed, training: Training) -> str:
@@ -312,6 +319,13 @@ def reduce_line(training: Training, title: str, weight: float) -> kit.Line:
                         IN_FLIGHT,
                         cause=f"{kit.ORDER} reductions in flight",
                     )
+            if step.together is not None:
+                return kit.wrong(
+                    f"the reduction of block {step.together} was begun on rank {step.rank} before the one "
+                    "before it had been waited for.",
+                    IN_FLIGHT,
+                    cause=f"{kit.ORDER} reductions in flight",
+                )
         return kit.RIGHT
 
     def shows(observed: kit.Observed) -> float:

@@ -160,9 +160,7 @@ def no_pair(called: str, value: Any, both: list[list[int]]) -> kit.Finding:
         return kit.wrong(
             f"hybrid_groups returns nothing; {expected}", "Is there a `return` at its end?", cause="no pair"
         )
-    said = kit.Sentence(
-        f"{called} gives {str(value)[:80]}; {expected}", f"hybrid_groups gives none; {expected}"
-    )
+    said = kit.Sentence(f"{called} gives {shown(value)}; {expected}", f"hybrid_groups gives none; {expected}")
     if value and is_groups(value) and len(value) == len(both):
         why = "Return a pair, (shard_groups, replica_groups), and not one list of all groups."
     elif is_groups(value) and sorted(chain(*value)) == sorted({*chain(*both)}):
@@ -172,6 +170,10 @@ def no_pair(called: str, value: Any, both: list[list[int]]) -> kit.Finding:
     else:
         why = "Each group is a list of ints, and both kinds of groups are lists of such lists."
     return kit.wrong(said, why, cause="no pair")
+
+
+def shown(value: Any) -> str:
+    return str(value)[:80] if value is None or isinstance(value, list) else kit.came(value)
 
 
 def is_groups(value: object) -> bool:
@@ -187,7 +189,7 @@ def refusal_judge(n: int, g: int, index: int) -> Callable[[kit.Observed], kit.Fi
         answer = observed.answer(index)
         if answer.error is None:
             return kit.wrong(
-                kit.Sentence(f"{called} gives {str(listed(answer.value))[:80]}.", "it was not refused."),
+                kit.Sentence(f"{called} gives {shown(listed(answer.value))}.", "it was not refused."),
                 f"{CUT_OFF} {REFUSE}" if isinstance(answer.value, list) else REFUSE,
                 cause="not refused",
             )

@@ -293,7 +293,8 @@ def predictions(draw: kit.Draw) -> Iterator[kit.Case]:
             kit.Prediction(
                 "fsdp_bytes", 0,
                 [*((some, n, each, kit.Keywords(reshard=False)) for each in (1, k)),
-                 *((some, n, k, kit.Keywords(reshard=False, keep=keep)) for keep in KEEPS[:2])],
+                 # without gradients, because the next line judges how often they are reduced
+                 *((some, n, k, kit.Keywords(gradients=0, reshard=False, keep=keep)) for keep in KEEPS[:2])],
                 facts.fsdp_bytes, NOT_RESHARDED | KEPT | BYTES, weight=0.5, title="fsdp_bytes: reshard=False",
                 otherwise="A microbatch gathers once and reduces once, (N-1)/N P elements each.",
             ),
