@@ -284,6 +284,22 @@ def hybrid_reduce(output, grads, shard_group, replica_group):
 +    dist.reduce(output, dist.get_global_rank(replica_group, 0), group=replica_group)
 
 
+# %% wrong: the group of the reduce-scatter is forgotten
+# is: slip
+# says: The reduce-scatter needs group=shard_group
+# base: what the wrong ones change
+-    dist.reduce_scatter_tensor(output, grads, group=shard_group)
++    dist.reduce_scatter_tensor(output, grads)
+
+
+# %% wrong: divided without a rest
+# is: slip
+# says: divided with //, which rounds down
+# base: what the wrong ones change
+-    output /= g * r
++    output //= g * r
+
+
 # %% wrong: only the replicas are added, each with its own part
 # is: idea
 # says: The ranks of an island were not added

@@ -50,6 +50,7 @@ LOST = (
     "The islands' sums were not added, although a message went across. After the reduce-scatter, "
     "all-reduce `output` itself over replica_group, not a copy."
 )
+FLOORED = "The sum was divided with //, which rounds down. Divide it with /."
 TOGETHER = (
     "The second collective was begun before the first one had been waited for, so it read a shard "
     "that was still being written. Wait for the reduction inside the island, then begin the one "
@@ -129,6 +130,7 @@ class Reduction:
             kit.Slip("The sum was divided by the number of ranks twice.", lambda rank: self.mean(rank) / n),
             kit.Slip(TWICE.format(islands), lambda rank: self.mean(rank) / r),
             kit.Slip(TWICE.format("the g ranks of an island"), lambda rank: self.mean(rank) / g),
+            kit.Slip(FLOORED, lambda rank: self.mean(rank).floor()),
         ]
 
     def apart(self) -> Iterator[kit.Slip]:
@@ -307,6 +309,11 @@ def trouble(case: kit.Case, kind: str, text: str) -> str:
             "Ranks used the groups in different orders. Every rank must reduce in shard_group first, "
             "then in replica_group. (dist.new_group hangs in the same way, unless all ranks make all "
             "groups in one order.)"
+        )
+    if kind == "error" and "outputShape" in text:
+        return (
+            "The reduce-scatter needs group=shard_group, because `grads` has g times as many elements as "
+            "`output`. The all-reduce needs group=replica_group."
         )
     return ""
 
