@@ -155,9 +155,34 @@ def all_gather_int8(output, shard, block=256, group=None):
 +    all_bytes = torch.empty(n * size, dtype=torch.float8_e4m3fn)
 
 
+# %% wrong: the bytes are decoded without a sign
+# is: slip
+# says: View the bytes as torch.int8 before you decode them
+# base: what the wrong ones change
+-        own = torch.nn.functional.pad(all_bytes[k * size : (k + 1) * size].float(), (0, pad))
++        bytes_ = all_bytes[k * size : (k + 1) * size].view(torch.uint8)
++        own = torch.nn.functional.pad(bytes_.float(), (0, pad))
+
+
+# %% wrong: the largest weight of a block instead of the largest magnitude
+# is: slip
+# says: Take abs.. before the maximum
+# base: what the wrong ones change
+-    scales = blocks.abs().amax(1) / 127
++    scales = blocks.amax(1) / 127
+
+
+# %% wrong: rounded down
+# is: slip
+# says: nearly a whole scale wrong. Call round
+# base: what the wrong ones change
+-    bytes_ = steps.round().to(torch.int8).view(-1)[:size].contiguous()
++    bytes_ = steps.floor().to(torch.int8).view(-1)[:size].contiguous()
+
+
 # %% wrong: all ranks instead of the group's
 # is: slip
-# says: rank
+# says: Pass group=group to the all-gather
 # base: what the wrong ones change
 -    dist.all_gather_into_tensor(all_scales, scales, group=group)
 +    dist.all_gather_into_tensor(all_scales, scales)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -54,6 +55,19 @@ class Inputs:
             for row in output
         ]
         return -1 not in places and places != list(range(self.n))
+
+    def unsigned(self, output: Tensor) -> bool:
+        """Whether the bytes of negative weights were read as numbers from 128 to 255."""
+        far, half = output - self.wide - 2 * (LARGEST + 1) * self.steps, SLACK * self.steps / 2 + TINY
+        off = self.off(output)
+        return bool(off.any()) and bool(((self.wide < 0) & (far.abs() <= half))[off].all())
+
+    def without_signs(self, output: Tensor) -> bool:
+        """Whether only those weights are off that are below minus the largest of their block."""
+        off = self.off(output)
+        tops = [[part.max().expand(len(part)) for part in row.split(self.block)] for row in self.wide]
+        largest = torch.stack([torch.cat(parts) for parts in tops])
+        return bool(off.any()) and bool((self.wide < -largest)[off].all())
 
     def off(self, output: Tensor) -> Tensor:
         """Which elements are further from the weights than rounding explains."""
@@ -114,6 +128,13 @@ def why_off(inputs: Inputs, output: Tensor, observed: kit.Observed, rank: int) -
     if inputs.turned(output):
         return "The shards are in the wrong places. Rank r's shard begins at r times its size."
     off = (output - wide).abs()
+    if inputs.unsigned(output):
+        return (
+            "Negative weights were decoded as large positive ones. View the bytes as torch.int8 before you "
+            "decode them."
+        )
+    if inputs.without_signs(output):
+        return "The scale is the largest magnitude / 127. Take abs() before the maximum."
     if bool(((output * wide < 0) & (output.abs() > 0.9 * wide.abs()) & (wide.abs() > steps)).any()):
         return (
             "The largest weight of a block changed its sign. Divided by largest / 128 it is 128, but "
@@ -124,6 +145,10 @@ def why_off(inputs: Inputs, output: Tensor, observed: kit.Observed, rank: int) -
             "Weights were cut off towards 0, so some are a whole scale wrong. Call round() before "
             "the cast to int8."
         )
+    if bool((off <= 0.01 * wide.abs() + SLACK * steps / 2).all()):
+        return "The scales were rounded. Send them as float32, 4 bytes per block."
+    if bool((off <= SLACK * steps).all()):
+        return "Some weights are nearly a whole scale wrong. Call round() before the cast to int8."
     if inputs.block != BLOCK and bool((off <= SLACK * inputs.widths(BLOCK) / 2 + TINY).all()):
         return (
             f"`block` was not used. It is {inputs.block} here, so every {inputs.block} weights have a "
@@ -134,8 +159,6 @@ def why_off(inputs: Inputs, output: Tensor, observed: kit.Observed, rank: int) -
             "With one scale for all, a step is as wide as the largest weight / 127, and small weights "
             f"become 0 next to a large one. Give every block of {inputs.block} a scale of its own."
         )
-    if bool((off <= 0.01 * wide.abs() + SLACK * steps / 2).all()):
-        return "The scales were rounded. Send them as float32, 4 bytes per block."
     return (
         "Each shard is decoded with its own rank's scales, so send these as well, and let blocks "
         "begin again with each shard."
@@ -223,6 +246,8 @@ def trouble(case: kit.Case, kind: str, text: str) -> str:
             "gloo cannot send every dtype, for example not float8. Send the same memory as bytes, "
             "x.view(torch.uint8)."
         )
+    if kind == "error" and re.search("invalid tensor size|outputShape", text) and "sub-group" in case.title:
+        return "Pass group=group to the all-gather, because only two ranks take part here."
     if kind == "error" and "must be divisible by" in text and "to view Byte" in text:
         return (
             "A float32 must begin at a fourth byte, but a part of a row can begin at any, so clone() "
