@@ -119,7 +119,7 @@ def clip_grad_norm_(shards, max_norm, group=None, replica_group=None):
 
 
 # %% wrong: divided by the number of all ranks
-# is: slip
+# is: idea
 # says: divided by the number of all ranks|squares were averaged over the ranks
 # base: what the wrong ones change
 -    norm = total.sqrt().item()
