@@ -174,7 +174,7 @@ def all_gather_int8(output, shard, block=256, group=None):
 
 # %% wrong: rounded down
 # is: slip
-# says: nearly a whole scale wrong. Call round
+# says: Weights were rounded down, so some are nearly a whole scale wrong
 # base: what the wrong ones change
 -    bytes_ = steps.round().to(torch.int8).view(-1)[:size].contiguous()
 +    bytes_ = steps.floor().to(torch.int8).view(-1)[:size].contiguous()

@@ -147,8 +147,11 @@ def why_off(inputs: Inputs, output: Tensor, observed: kit.Observed, rank: int) -
         )
     if bool((off <= 0.01 * wide.abs() + SLACK * steps / 2).all()):
         return "The scales were rounded. Send them as float32, 4 bytes per block."
-    if bool((off <= SLACK * steps).all()):
-        return "Some weights are nearly a whole scale wrong. Call round() before the cast to int8."
+    if bool((off <= SLACK * steps).all()) and bool((output <= wide + (SLACK - 1) * steps).all()):
+        return (
+            "Weights were rounded down, so some are nearly a whole scale wrong. Call round() before the cast "
+            "to int8."
+        )
     if inputs.block != BLOCK and bool((off <= SLACK * inputs.widths(BLOCK) / 2 + TINY).all()):
         return (
             f"`block` was not used. It is {inputs.block} here, so every {inputs.block} weights have a "
