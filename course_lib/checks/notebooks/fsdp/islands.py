@@ -83,7 +83,7 @@ class Islands:
             return UNSORTED
         if in_order(shards) == right_shards and in_order(replicas) != right_replicas:
             return EQUALS
-        if in_order(shards) == self.runs(self.r):
+        if 1 < self.g < self.n and in_order(shards) == self.runs(self.r):  # else it may be an exchange
             return COUNTED
         if in_order(shards) == self.strides(self.r):
             return SPREAD
