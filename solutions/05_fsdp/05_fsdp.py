@@ -1600,8 +1600,8 @@ def clip_grad_norm_(
 ) -> float:
     """Scale all gradients by min(1, max_norm / norm), where norm is the norm of the whole gradient.
 
-    shards: this rank's tensors. Their gradients in `.grad` have any floating dtype and are scaled in
-    place. A `.grad` that is None counts as zeros. group: the ranks that hold the other shards.
+    shards: this rank's tensors. Their gradients in `.grad` have any floating dtype and are scaled
+    in place. A `.grad` that is None counts as zeros. group: the ranks that hold the other shards.
     replica_group: ranks that hold the same shards as this rank, which must not count twice. Returns
     the norm before scaling, computed in float32, which is the same on all ranks. Sends one
     all-reduce of 4 bytes.
