@@ -64,7 +64,9 @@ def judge_number(question: Answer, right: float, answer: Any) -> Finding:
     value = numeric(answer)
     if value is None:
         unit = f" of {question.unit}" if question.unit else ""
-        wanted = f"{question.name} must be a number{unit}"
+        share = question.unit.startswith("a share")
+        wanted = f"{question.name} must be {question.unit if share else f'a number{unit}'}"
+        wanted += ", written as a number" if share else ""
         return wrong(Sentence(f"{wanted}, not {kind(answer)}.", f"{wanted}."))
     if equal(value, right, question.tolerance):
         return RIGHT

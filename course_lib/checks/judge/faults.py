@@ -54,8 +54,8 @@ WORLD_RANKS = (
     "dist.P2POp)."
 )
 GROUP_RANKS = (
-    "A rank's number within a group is one of 0 .. size - 1, so take dist.get_rank(group) and "
-    "dist.get_world_size(group), which count the group's ranks. Without `group`, they count all ranks."
+    "A rank's number within a group is one of 0 .. size - 1. Take it from dist.get_rank(group) and the size "
+    "from dist.get_world_size(group), which count the group's ranks, and count a neighbour modulo the size."
 )
 STAMPED = re.compile(r"\[rank\d+\]:\[F\d{4} [\d:.]+ [\w.]+:\d+\] ")  # PyTorch's stamp on a fatal error
 TWO_KINDS = re.compile(r"different dtypes|invalid tensor type|Tensors\[i\]\.dtype\(\) ==")

@@ -77,10 +77,10 @@ Recipe = Callable[[list, dict[str, torch.Tensor], list, Any], tuple[Any, dict[st
 
 @dataclass
 class Called:
-    """The outcome of a call. result: as plain data, where that is asked for; same_object: an argument."""
+    """The outcome of a call. result: as plain data, where asked for; same_memory: as an argument's."""
 
     result: Any = None
-    same_object: bool = False
+    same_memory: bool = False
 
 
 @dataclass
@@ -217,10 +217,20 @@ def call(
     if instructions.plain:
         return Called(result=plain(outputs.pop("result"))), outputs
     result = outputs.get("result")
-    if isinstance(result, frozen.Tensor) and any(result is t for n, t in named.items() if n != "result"):
+    arguments = [value for name, value in named.items() if name != "result"]
+    if isinstance(result, frozen.Tensor) and any(result is value for value in arguments):
         outputs["result"] = frozen.clone(result)
-        return Called(same_object=True), outputs
-    return Called(), outputs
+    return Called(same_memory=any(in_the_same_memory(result, value) for value in arguments)), outputs
+
+
+def in_the_same_memory(result: Any, argument: Any) -> bool:
+    if not (isinstance(result, frozen.Tensor) and isinstance(argument, frozen.Tensor)):
+        return False
+    try:
+        addresses = [frozen.untyped_storage(tensor).data_ptr() for tensor in (result, argument)]
+    except (NotImplementedError, RuntimeError):  # a sparse tensor has no storage
+        return result is argument
+    return result is argument or (addresses[0] != 0 and addresses[0] == addresses[1])
 
 
 def refuse_unrun(value: Any) -> None:

@@ -10,7 +10,7 @@ def collect(results):
     for src in range(1, n):
         count = torch.zeros(1, dtype=torch.int64)
         dist.recv(count, src)
-        part = torch.empty(int(count))
+        part = torch.empty(int(count), dtype=results.dtype)
         if len(part):
             dist.recv(part, src)
         parts.append(part)
@@ -25,7 +25,7 @@ def collect(results):
 @@
 -        count = torch.zeros(1, dtype=torch.int64, device=results.device)
 -        dist.recv(count, src)
--        part = torch.empty(int(count), device=results.device)
+-        part = torch.empty(int(count), dtype=results.dtype, device=results.device)
 +        part = torch.empty_like(results)
 
 
@@ -125,6 +125,34 @@ def collect(results):
 +    return parts
 
 
+# %% wrong: rank 0's own at the end
+# is: slip
+# says: own results come last
+# base: what the wrong ones change
+-    parts = [results]
++    parts = []
+@@
+-    return torch.cat(parts)
++    return torch.cat([*parts, results])
+
+
+# %% wrong: a column
+# is: form
+# says: with one dimension is expected
+# base: what the wrong ones change
+-    return torch.cat(parts)
++    return torch.cat(parts)[:, None]
+
+
+# %% wrong: the buffer has the default dtype
+# is: detail
+# says: but not the same dtype
+# base: what the wrong ones change
+-        part = torch.empty(int(count), dtype=results.dtype)
++        part = torch.empty(int(count))
+
+
+
 # %% right: the count first, then one by one
 def collect(results):
     rank, n = dist.get_rank(), dist.get_world_size()
@@ -137,7 +165,7 @@ def collect(results):
     for src in range(1, n):
         count = torch.zeros(1, dtype=torch.int64, device=results.device)
         dist.recv(count, src)
-        part = torch.empty(int(count), device=results.device)
+        part = torch.empty(int(count), dtype=results.dtype, device=results.device)
         for i in range(len(part)):
             dist.recv(part[i], src)
         parts.append(part)

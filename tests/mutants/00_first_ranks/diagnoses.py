@@ -124,6 +124,53 @@ remedies = {
     "farewell": "wait for the handle",
 }
 
+# %% wrong: a rank in place of a dict
+# is: form
+# says: must be a dict
+waits_for = {
+    "neighbour_sum": {0: 2, 1: 0, 2: 1},
+    "collect": 2,
+    "global_mean": {0: 1, 2: 1},
+}
+remedies = {
+    "average": "the same collective on every rank",
+    "hand_over": "the same size and dtype at both ends",
+    "columns": "contiguous()",
+    "relay": "wait before writing",
+    "farewell": "wait for the handle",
+}
+
+# %% wrong: all other ranks are waited for
+# is: slip
+# says: in one call at a time
+waits_for = {
+    "neighbour_sum": {0: 2, 1: 0, 2: 1},
+    "collect": {0: [1, 2]},
+    "global_mean": {0: 1, 2: 1},
+}
+remedies = {
+    "average": "the same collective on every rank",
+    "hand_over": "the same size and dtype at both ends",
+    "columns": "contiguous()",
+    "relay": "wait before writing",
+    "farewell": "wait for the handle",
+}
+
+# %% right: capitals and spaces
+waits_for = {
+    "neighbour_sum": {0: 2, 1: 0, 2: 1},
+    "collect": {0: 2},
+    "global_mean": {0: 1, 2: 1},
+}
+remedies = {
+    "average": "The same collective on every rank",
+    "hand_over": "the same size and dtype at both ends ",
+    "columns": " Contiguous()",
+    "relay": "Wait before writing",
+    "farewell": "wait for the handle",
+}
+
+
 # %% right: the ranks in lists
 waits_for = {
     "neighbour_sum": {0: [2], 1: [0], 2: [1]},

@@ -151,6 +151,59 @@ def exchange(tensor, group=None):
     tensor.copy_(received)
 
 
+# %% wrong: the buffer has the default dtype
+# is: detail
+# says: the same number of elements and the same dtype
+# base: both posted together
+-        theirs = torch.empty_like(mine)
++        theirs = torch.empty(mine.shape)
+
+
+# %% wrong: two sends, and no receive
+# is: form
+# says: Partners send to each other and receive from each other
+# base: both posted together
+-            dist.P2POp(dist.irecv, theirs, peer, group),
++            dist.P2POp(dist.isend, theirs, peer, group),
+
+
+# %% wrong: the second of a pair sends what it has received
+# is: slip
+# says: and not what it has just received
+def exchange(tensor, group=None):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    if rank ^ 1 >= n:
+        return
+    value = tensor.contiguous()
+    if rank % 2 == 0:
+        dist.send(value, group=group, group_dst=rank ^ 1)
+        dist.recv(value, group=group, group_src=rank ^ 1)
+    else:
+        dist.recv(value, group=group, group_src=rank ^ 1)
+        dist.send(value, group=group, group_dst=rank ^ 1)
+    tensor.copy_(value)
+
+
+# %% wrong: even ranks look to their left
+# is: form
+# says: The partner of rank r is r \^ 1
+def exchange(tensor, group=None):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    if n == 1:
+        return
+    other = rank - 1 if rank % 2 == 0 else rank + 1
+    value = tensor.contiguous()
+    theirs = torch.empty_like(value)
+    both = [
+        dist.P2POp(dist.isend, value, group=group, group_peer=other),
+        dist.P2POp(dist.irecv, theirs, group=group, group_peer=other),
+    ]
+    for handle in dist.batch_isend_irecv(both):
+        handle.wait()
+    tensor.copy_(theirs)
+
+
+
 # %% right: even ranks send first
 def exchange(tensor, group=None):
     world = group or dist.group.WORLD

@@ -108,6 +108,32 @@ def neighbour_sum(tensor):
     return from_left + tensor + from_right
 
 
+# %% wrong: the mean of the three
+# is: slip
+# says: return the plain sum
+# base: all four posted together
+-    return from_left + tensor + from_right
++    return (from_left + tensor + from_right) / 3
+
+
+# %% wrong: added into the argument, after all waits
+# is: slip
+# says: left alone
+# base: all four posted together
+-    return from_left + tensor + from_right
++    tensor += from_left + from_right
++    return tensor
+
+
+# %% wrong: both receives are from the left
+# is: form
+# says: all four messages must begin
+# base: all four posted together
+-        dist.P2POp(dist.irecv, from_right, right),
++        dist.P2POp(dist.irecv, from_right, left),
+
+
+
 # %% right: all four posted together
 def neighbour_sum(tensor):
     rank, n = dist.get_rank(), dist.get_world_size()

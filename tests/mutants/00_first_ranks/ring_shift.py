@@ -161,6 +161,54 @@ def ring_shift(tensor, group=None):
     return solved(tensor, group)
 
 
+# %% wrong: the buffer has the default dtype
+# is: detail
+# says: the same number of elements and the same dtype
+# base: posted together
+-    received = sent.clone()
++    received = torch.empty(sent.shape)
+
+
+# %% wrong: a single rank returns a view
+# is: detail
+# says: are in the same memory
+# base: posted together
+-    received = sent.clone()
++    received = sent.clone() if n > 1 else tensor.detach()
+
+
+# %% wrong: sent to the right and received from the right
+# is: form
+# says: both messages of a rank must begin
+# base: posted together
+-            dist.P2POp(dist.irecv, received, left, group),
++            dist.P2POp(dist.irecv, received, right, group),
+
+
+# %% wrong: ranks pass on what they receive
+# is: slip
+# says: they pass on what they receive
+# base: rank 0 begins the other way round
+-        dist.recv(received, left, group)
+-        dist.send(tensor.contiguous(), right, group)
++        dist.recv(received, left, group)
++        dist.send(received, right, group)
+
+
+# %% wrong: nothing is sent to rank 0, whose buffer is empty
+# is: slip
+# says: so the last rank sends to rank 0
+def ring_shift(tensor, group=None):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    received = torch.zeros(tensor.shape, dtype=tensor.dtype)
+    if rank > 0:
+        dist.recv(received, group=group, group_src=rank - 1)
+    if rank < n - 1:
+        dist.send(tensor.contiguous(), group=group, group_dst=rank + 1)
+    return received
+
+
+
 # %% right: posted together
 def ring_shift(tensor, group=None):
     world = group or dist.group.WORLD

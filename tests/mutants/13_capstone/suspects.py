@@ -94,6 +94,14 @@ verdict_b = "nothing"
 verdict_c = ("bytes over dp", 8)
 
 
+# %% wrong: a factor for nothing
+# is: slip
+# says: but then the factor is 1
+verdict_a = ("activations", 4)
+verdict_b = ("nothing", 2)
+verdict_c = ("bytes over dp", 8)
+
+
 # %% right: as the text has it
 verdict_a = ("activations", 4)
 verdict_b = ("nothing", 1)

@@ -84,7 +84,9 @@ def kind_line(name: str, index: int) -> kit.Line:
         answer = observed.answer(index).value
         if finding := misfit(name, answer):
             return finding
-        said = (read(answer) or ("", None))[0]
+        said, factor = read(answer) or ("", None)
+        if said == right == NOTHING and factor is not None and not kit.equal(factor, 1.0, 0.02):
+            return kit.wrong(f"{said!r} is right for {name}, but then the factor is 1.")
         if said == right:
             return kit.RIGHT
         why = SAYS[name].get(said) or (OF_NONE if right == NOTHING else MARKED)

@@ -17,12 +17,14 @@ from course_lib.checks.notebooks.first_ranks.references import REFERENCE
 class Arrival:
     """An exercise in which each rank gets the value of the rank at source(place, size).
 
-    in_place: into the argument; else it is returned, and the argument left alone.
+    in_place: into the argument; else it is returned, and the argument left alone. single: the hint for a
+    rank that is alone.
     """
 
     source: Callable[[int, int], int]
     in_place: bool
     hint: Callable[[list[kit.Mistake]], str]
+    single: str
 
     def case(self, draw: kit.Draw, on: kit.Setting) -> kit.Case:
         values, ranks = on.numbers(draw), on.ranks
@@ -39,11 +41,11 @@ class Arrival:
             language=kit.Language(
                 size=numel, ranks=ranks, summed=size, belongs=lambda rank, element: f"rank {whose[rank]}'s"
             ),
-            hint=self.hint,
+            hint=self.hint if size > 1 else lambda mistakes: self.single,
         )
         gaps = kit.gaps_left_alone("tensor", dict(zip(ranks, arguments, strict=True)))
         why = "Receive into a new tensor, such as torch.empty_like(tensor.contiguous())."
-        alone = kit.left_alone("tensor", dict(zip(ranks, values, strict=True)), why)
+        alone = kit.both(kit.left_alone("tensor", dict(zip(ranks, values, strict=True)), why), new_tensor)
         sides = [
             kit.side(
                 {"tensor": argument},
@@ -53,8 +55,12 @@ class Arrival:
             )
             for argument in arguments
         ]
-        arrived = told_if_unsent(exact)
-        judge = kit.both(arrived, gaps) if self.in_place else kit.both(arrived, alone, new_tensor, gaps)
+        judge = kit.both(told_if_unsent(exact) if size > 1 else exact, gaps)
+        if not self.in_place and size == 1:
+            judge = kit.both(judge, alone)
+        if not self.in_place and on.more:  # a line of its own, so that this slip costs no values
+            line = kit.Line("a new tensor, and `tensor` is unchanged", alone, trivial=True)
+            on = replace(on, more=(line, *on.more))
         title = f"{words.counted(on.n, 'rank')}, {words.counted(numel, 'element')}"
         moved = sum(source != place for place, source in enumerate(froms))
         return on.case(title, sides, judge, needed=moved * values[0].nbytes)
@@ -79,13 +85,13 @@ def told_if_unsent(exact: kit.Exact) -> Callable[[kit.Observed], kit.Finding]:
 
 
 def new_tensor(observed: kit.Observed) -> kit.Finding:
-    """The result is not one of the arguments."""
+    """The result has memory of its own."""
     for rank, values in enumerate(observed.values):
-        if values.same_object:
+        if values.same_memory:
             return kit.wrong(
-                f"on rank {rank} the function returned the very tensor it was given.",
+                f"on rank {rank}, the returned tensor and `tensor` are in the same memory.",
                 "The result must be a tensor of its own, such as tensor.clone().",
-                cause="same object",
+                cause="same memory",
             )
     return kit.RIGHT
 
@@ -108,6 +114,11 @@ def one_message(n: int, nbytes: int) -> tuple[kit.Line, ...]:
 
 def exchange_hint(mistakes: list[kit.Mistake]) -> str:
     sign = mistakes[0].sign
+    if sign == "own" and one_of_a_pair(mistakes):
+        return (
+            "Only one rank of a pair has its partner's value. Each of the two sends its own value, and not "
+            "what it has just received."
+        )
     if sign == "own":
         return (
             "The partner's value never arrived in `tensor`. Receive into it, or copy the received value "
@@ -115,10 +126,20 @@ def exchange_hint(mistakes: list[kit.Mistake]) -> str:
             "stand for another tensor than the argument."
         )
     if sign == "copy":
-        return "The partner of rank r is r ^ 1, so 0 and 1 swap, 2 and 3, and so on."
+        return PARTNER
     if sign in ("times", "partial", "twice"):
         return "Swap, do not add, because the value that arrives replaces the old one."
     return ""
+
+
+def one_of_a_pair(mistakes: list[kit.Mistake]) -> bool:
+    """Half of the ranks at most are wrong."""
+    pieces = [piece for mistake in mistakes for piece in mistake.pieces]
+    return 2 * len({piece.rank for piece in pieces}) <= len(pieces[0].origin.counts)
+
+
+PARTNER = "The partner of rank r is r ^ 1, so 0 and 1 swap, 2 and 3, and so on."
+BEGUN = ".wait()"  # in the line in which a rank is stuck, so its messages have begun
 
 
 def exchange_trouble(case: kit.Case, kind: str, text: str) -> str:
@@ -127,6 +148,13 @@ def exchange_trouble(case: kit.Case, kind: str, text: str) -> str:
             "With an odd number of ranks, the last one has no partner, so it keeps its own value and sends "
             "nothing."
         )
+    if kind == "deadlock" and BEGUN in text:
+        return (
+            "Partners send to each other and receive from each other, and both messages of a rank must begin "
+            "before the rank waits."
+        )
+    if kind == "error" and "number in this group is one of" in text:
+        return PARTNER
     if kind == "deadlock":
         return (
             "Both partners do the same thing first. Let one send while the other receives, or post both "
@@ -139,7 +167,9 @@ def partner(place: int, size: int) -> int:
     return place ^ 1 if place ^ 1 < size else place
 
 
-EXCHANGE = Arrival(partner, in_place=True, hint=exchange_hint)
+EXCHANGE = Arrival(
+    partner, in_place=True, hint=exchange_hint, single="A rank without a partner keeps its tensor."
+)
 
 
 @kit.exercise(points=1, objects=("exchange",), references=REFERENCE, hint=exchange_trouble)
@@ -154,7 +184,7 @@ def exchange(draw: kit.Draw) -> Iterator[kit.Case]:
     yield case(4, 5, weight=2, more=one_message(4, 20))
     yield case(3, 4, weight=2, aspect="shape", title="3 ranks: the last has no partner")
     yield small(2, 3, 4, layout="transposed", title="non-contiguous")
-    yield small(4, 6, members=(1, 3), title="sub-group {1, 3}")
+    yield small(4, 6, members=(1, 3), dtype=torch.int64, title="sub-group {1, 3}, int64")
     yield small(1, 3, title="1 rank", trivial=True)
     if draw.hidden:
         yield case(5, 7, aspect="shape", dtype=torch.int64, title="5 ranks, int64")
@@ -165,10 +195,21 @@ def exchange(draw: kit.Draw) -> Iterator[kit.Case]:
 # ---- ring_shift
 
 
+UNARRIVED = ("zero", "nan", "unknown")  # values of a buffer into which nothing was received
+
+
 def shift_hint(mistakes: list[kit.Mistake]) -> str:
     sign = mistakes[0].sign
-    if sign == "own" and all(mistake.ranks == (0,) for mistake in mistakes):
-        return "Rank 0 received nothing. The circle is closed, so the last rank sends to rank 0."
+    if sign in ("own", *UNARRIVED) and all(mistake.ranks == (0,) for mistake in mistakes):
+        return (
+            "Only rank 0 is wrong. The circle is closed, so the last rank sends to rank 0, and it sends its "
+            "own tensor."
+        )
+    if all(from_first(mistake) for mistake in mistakes) and any(0 in mistake.ranks for mistake in mistakes):
+        return (
+            "All ranks end with the tensor of rank 0, so they pass on what they receive. Each rank sends its "
+            "own tensor."
+        )
     if sign == "own":
         return (
             "A rank returned its own value. Return the tensor into which you received the neighbour's value."
@@ -179,9 +220,15 @@ def shift_hint(mistakes: list[kit.Mistake]) -> str:
         )
     if sign == "copy":
         return "Each rank must receive from the rank before it, (rank - 1) % N."
-    if sign in ("zero", "nan", "unknown"):
+    if sign in UNARRIVED:
         return "The buffer was read before the message had arrived. Call wait() on the receive first."
     return ""
+
+
+def from_first(mistake: kit.Mistake) -> bool:
+    """Every rank holds the value of the first one."""
+    counts = [piece.origin.counts for piece in mistake.pieces]
+    return all(any(some) and some[0] == 1 == sum(some) for some in counts)
 
 
 def from_right(mistake: kit.Mistake) -> bool:
@@ -196,6 +243,11 @@ def shift_trouble(case: kit.Case, kind: str, text: str) -> str:
             "The circle must close. The last rank's right neighbour is rank 0, so rank 0's left neighbour "
             "is the last rank."
         )
+    if kind == "deadlock" and BEGUN in text:
+        return (
+            "Every rank sends to (rank + 1) % N and receives from (rank - 1) % N, and both messages of a "
+            "rank must begin before the rank waits."
+        )
     if kind == "deadlock":
         return (
             "Every rank does the same thing first, then waits for its neighbour. Post the send and the "
@@ -204,7 +256,12 @@ def shift_trouble(case: kit.Case, kind: str, text: str) -> str:
     return ""
 
 
-RING_SHIFT = Arrival(lambda place, size: (place - 1) % size, in_place=False, hint=shift_hint)
+RING_SHIFT = Arrival(
+    lambda place, size: (place - 1) % size,
+    in_place=False,
+    hint=shift_hint,
+    single="A single rank returns a copy of its tensor.",
+)
 
 
 @kit.exercise(points=2, objects=("ring_shift",), references=REFERENCE, hint=shift_trouble)
@@ -219,7 +276,7 @@ def ring_shift(draw: kit.Draw) -> Iterator[kit.Case]:
     yield case(4, 5, weight=2, more=one_message(4, 20))
     yield case(2, 4)
     yield small(3, 3, 4, layout="transposed", title="non-contiguous")
-    yield small(4, 6, members=(1, 3), title="sub-group {1, 3}")
+    yield small(4, 6, members=(1, 3), dtype=torch.int64, title="sub-group {1, 3}, int64")
     yield small(1, 3, title="1 rank", trivial=True)
     if draw.hidden:
         yield case(5, 7, aspect="shape", dtype=torch.int64, title="5 ranks, int64")

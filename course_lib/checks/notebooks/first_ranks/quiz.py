@@ -50,19 +50,25 @@ def judge_waits(program: str) -> Callable[[kit.Observed], kit.Finding]:
             return kit.wrong(
                 "waits_for must be a dict: program -> {rank: the rank it waits for}.", cause="form"
             )
-        mine = as_dict(answer.get(program))
+        said = answer.get(program)
+        mine = as_dict(said)
+        if mine is None and said not in kit.UNANSWERED:
+            form = f"waits_for[{program!r}] must be a dict."
+            return kit.wrong(form, "Write {rank: the rank it waits for}.", cause="form")
         if not mine or any(rank in kit.UNANSWERED for rank in mine.values()):
             return kit.wrong(f"waits_for[{program!r}] is not answered yet.")
         mine = {k: v[0] if isinstance(v, list) and len(v) == 1 else v for k, v in mine.items()}
         if mine == right:
             return kit.RIGHT
-        said = f"waits_for[{program!r}] does not agree with the diagnosis."
-        return kit.wrong(said, waits_hint(mine, right))
+        disagrees = f"waits_for[{program!r}] does not agree with the diagnosis."
+        return kit.wrong(disagrees, waits_hint(mine, right))
 
     return judge
 
 
 def waits_hint(mine: dict, right: dict) -> str:
+    if any(isinstance(rank, list) for rank in mine.values()):
+        return "A rank is in one call at a time. Name the one rank that it waits for, as in {0: 1}."
     if not all(isinstance(rank, int) for rank in (*mine, *mine.values())):
         return "The keys are ranks, and so are the values. Write numbers, not texts."
     if {waited: rank for rank, waited in mine.items()} == right:
@@ -91,6 +97,7 @@ def judge_remedy(program: str) -> Callable[[kit.Observed], kit.Finding]:
         mine = answer.get(program)
         if mine in kit.UNANSWERED:
             return kit.wrong(f"remedies[{program!r}] is not answered yet.")
+        mine = mine.strip().lower() if isinstance(mine, str) else mine
         if mine not in OPTIONS:
             options = "; ".join(sorted(OPTIONS))
             return kit.wrong(f"remedies[{program!r}] must be one of: {options}.", cause="options")

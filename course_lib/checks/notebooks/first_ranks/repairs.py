@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,11 @@ from course_lib.checks.notebooks.first_ranks.references import REFERENCE
 def circle_trouble(case: kit.Case, kind: str, text: str) -> str:
     if kind != "deadlock":
         return ""
+    if ".wait()" in text:  # in the line in which a rank is stuck, so its messages have begun
+        return (
+            "A rank sends once to each neighbour and receives once from each, and all four messages must "
+            "begin before it waits."
+        )
     return (
         "On a circle, some rank has to send while its neighbour receives, so post all four messages "
         "together (dist.batch_isend_irecv)."
@@ -35,16 +42,19 @@ def neighbour_hint(mistakes: list[kit.Mistake]) -> str:
         )
     if "twice" in signs:
         return (
-            "Two receives need two buffers. Either the second message overwrote the first, or one arrived "
-            "twice."
+            "Two receives need two buffers, so that the second message does not overwrite the first. Add "
+            "each buffer once."
         )
     if signs <= {"partial", "own", "copy"}:
         return "The sum takes three values, one from each neighbour and the rank's own."
-    return "Wait for both receives before you read their buffers."
+    return "Read both buffers only after wait(), and return the plain sum of the three values."
 
 
-def circle_case(draw: kit.Draw, on: kit.Setting) -> kit.Case:
-    """The result is the left neighbour's + the rank's own + the right neighbour's values."""
+def circle_case(draw: kit.Draw, on: kit.Setting, unchanged: bool = False) -> kit.Case:
+    """The result is the left neighbour's + the rank's own + the right neighbour's values.
+
+    unchanged: a line says whether the argument is.
+    """
     values, n = on.numbers(draw), on.n
     sums = [values[r - 1] + values[r] + values[(r + 1) % n] for r in range(n)]
     numel = values[0].numel()
@@ -62,21 +72,26 @@ def circle_case(draw: kit.Draw, on: kit.Setting) -> kit.Case:
         kit.side({"tensor": tensor}, returned=["tensor"], result=kit.Spec.of(tensor)) for tensor in values
     ]
     title = f"{n} ranks, {words.counted(numel, 'element')}"
-    judge = kit.both(exact, kit.left_alone("tensor", dict(enumerate(values)), why))
+    if unchanged:  # a line of its own, so that this slip costs no values
+        alone = kit.left_alone("tensor", dict(enumerate(values)), why)
+        on = replace(on, more=(kit.Line("`tensor` is unchanged", alone, trivial=True),))
     # every rank's values must leave it at least once
-    return on.case(title, sides, judge, needed=n * values[0].nbytes)
+    return on.case(title, sides, exact, needed=n * values[0].nbytes)
 
 
 @kit.exercise(points=1, objects=("neighbour_sum",), references=REFERENCE, hint=circle_trouble)
 def neighbour_sum(draw: kit.Draw) -> Iterator[kit.Case]:
     yield circle_case(draw, kit.Setting(3, (4,), weight=2))
-    yield circle_case(draw, kit.Setting(4, (6,), weight=2))
+    yield circle_case(draw, kit.Setting(4, (6,), weight=2), unchanged=True)
     yield circle_case(draw, kit.Setting(2, (5,)))
     if draw.hidden:
         yield circle_case(draw, kit.Setting(5, (3,)))
 
 
 # ---- collect: a receive from a rank that has finished
+
+
+OTHER_DTYPE = re.compile(r"sends \w+(\[[\d, ]*\]), but rank \d+ receives into \w+\1\.")
 
 
 def collect_trouble(case: kit.Case, kind: str, text: str) -> str:
@@ -89,6 +104,11 @@ def collect_trouble(case: kit.Case, kind: str, text: str) -> str:
         return (
             "Sends and receives do not pair up. Receive each rank's messages in the order in which it "
             "sends them."
+        )
+    if OTHER_DTYPE.search(text):
+        return (
+            "The two ends have the same size, but not the same dtype. A count is an int64, and a buffer for "
+            "results has results.dtype."
         )
     if "two ends of a message differ" in text:
         return (
@@ -121,9 +141,16 @@ def collected(wanted: torch.Tensor, lengths: Sequence[int]) -> Callable[[kit.Obs
                 "Join the parts with torch.cat and return them on rank 0.",
                 cause="kind",
             )
+        if result["shape"] != [len(got)]:
+            dimensions = words.counted(len(result["shape"]), "dimension")
+            said = f"rank 0 returned a tensor with {dimensions}, but a tensor with one dimension is expected."
+            return kit.wrong(said, "Join the parts with torch.cat.", cause="dimensions")
         return kit.RIGHT if got == right else compared(got, right, lengths)
 
     return judge
+
+
+OWN_FIRST = "Rank 0's own results come first in the tensor."
 
 
 def kind_of(value: object) -> str:
@@ -135,6 +162,8 @@ def kind_of(value: object) -> str:
 
 
 def compared(got: list, right: list, lengths: Sequence[int]) -> kit.Finding:
+    if got == right[lengths[0] :] + right[: lengths[0]]:
+        return kit.wrong("rank 0's own results come last.", OWN_FIRST, cause="order")
     if sorted(got, key=str) == sorted(right, key=str):
         return kit.wrong(
             "rank 0 has all results, but not in the order of the ranks.",
@@ -153,7 +182,7 @@ def compared(got: list, right: list, lengths: Sequence[int]) -> kit.Finding:
 
 def collect_hint(got: list, right: list, lost: list, lengths: Sequence[int]) -> str:
     if got == right[lengths[0] :]:
-        return "Rank 0's own results come first in the tensor."
+        return OWN_FIRST
     if len(got) > len(right):
         return "There are more numbers than results. Usually a buffer was longer than its message."
     if len(got) == len(right):
@@ -161,8 +190,10 @@ def collect_hint(got: list, right: list, lost: list, lengths: Sequence[int]) -> 
     return "Some ranks have more results than others, so the count must come from the rank that sends."
 
 
-def collect_case(draw: kit.Draw, lengths: Sequence[int], title: str, **line: Any) -> kit.Case:
-    everything = draw.distinct(sum(lengths)).to(torch.float32)
+def collect_case(
+    draw: kit.Draw, lengths: Sequence[int], title: str, dtype: torch.dtype = torch.float32, **line: Any
+) -> kit.Case:
+    everything = draw.distinct(sum(lengths)).to(dtype)
     sides = [kit.side({"results": part}, plain=True) for part in everything.split(list(lengths))]
     # built-ins are welcome here: the exercise is about who expects what
     return kit.Case(title, sides, [kit.Line(title, collected(everything, lengths), **line)])
@@ -173,7 +204,7 @@ def collect(draw: kit.Draw) -> Iterator[kit.Case]:
     yield collect_case(draw, (3, 3, 2), "rank 2 has fewer results", weight=2)
     yield collect_case(draw, (2, 4, 3), "rank 0 has the fewest", weight=2)
     yield collect_case(draw, (3, 0, 2), "rank 1 has none", weight=2, aspect="shape")
-    yield collect_case(draw, (3, 3), "as many on both", trivial=True)
+    yield collect_case(draw, (3, 3), "as many on both, int64", torch.int64, trivial=True)
     if draw.hidden:
         lengths = [draw.integer(1, 6) for _ in range(4)]
         yield collect_case(draw, lengths, "4 ranks", aspect="shape")
