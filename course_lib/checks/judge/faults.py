@@ -35,6 +35,10 @@ NOT_HERE = (
     "In a check, a rank must not start processes, or open sockets, pipes or shared memory. It keeps its "
     "tensors to itself, and sends them only through the process group."
 )
+NO_NEW_GROUP = (
+    "A new process group opens sockets, which a rank must not do in a check. Use the group of all ranks, or "
+    "a group you are given."
+)
 NO_GROUP = re.compile(r"Group None is not registered")
 WORLD = (
     "dist.get_group_rank and dist.get_global_rank do not take None for the group of all ranks, so give them "
@@ -191,6 +195,8 @@ def refused_hint(failure: Failure) -> str:
     """A system call that checks do without, see `course_lib.runtime.sandbox.calls`."""
     raised = [report for report in failure.ranks.values() if report.state == "raised"]
     refused = f"[Errno {errno.EPERM}]"
+    if any("gloo" in r.error_text and os.strerror(errno.EPERM) in r.error_text for r in raised):
+        return NO_NEW_GROUP
     return NOT_HERE if any(refused in report.error_text for report in raised) else ""
 
 

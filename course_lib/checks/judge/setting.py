@@ -9,7 +9,7 @@ import torch
 
 from course_lib.checks.judge.build import Argument, absent
 from course_lib.checks.judge.case import Case, Draw, Finding, Line, Observed, RankSide
-from course_lib.checks.judge.traffic import BUILT_IN
+from course_lib.checks.judge.traffic import BARRIER, BUILT_IN
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,8 @@ class Setting:
         title = self.title or title
         line = Line(title, judge, self.weight, self.aspect, trivial=self.trivial, short=self.short)
         made = self.of_lines(title, sides, [line, *self.more], groups)
-        return replace(made, forbidden=BUILT_IN, needed=needed)
+        # A barrier carries no values, so it costs the line of `only_messages`, where there is one.
+        return replace(made, forbidden=BUILT_IN - BARRIER, needed=needed)
 
     def of_lines(
         self,

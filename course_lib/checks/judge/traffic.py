@@ -27,6 +27,7 @@ from course_lib.ledger.rows import REFUSED
 
 WRITING = {*matching.BUILT_IN} - {"barrier"}  # that leave something in a tensor
 BUILT_IN = frozenset({*matching.BUILT_IN, "new_group"})  # all but point-to-point messages
+BARRIER = frozenset({"barrier"})
 ALLOWED = "send, recv, isend, irecv and batch_isend_irecv"
 
 Hint = Callable[[float, Observed], str]  # (how many times too many, observed) -> the usual cause
@@ -93,8 +94,12 @@ def raced(finding: Finding, observed: Observed) -> Finding:
 
 
 def only_messages(weight: float = 1.0) -> Line:
-    """The line that is right when nothing forbidden was called (see `Case.forbidden`)."""
-    return Line("only point-to-point messages", lambda observed: RIGHT, weight, "communication")
+    """The line that is right when nothing forbidden was called (see `Case.forbidden`), nor a barrier."""
+
+    def judge(observed: Observed) -> Finding:
+        return used(observed.operations, BARRIER) or RIGHT
+
+    return Line("only point-to-point messages", judge, weight, "communication")
 
 
 def bytes_line(

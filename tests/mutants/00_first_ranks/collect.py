@@ -19,7 +19,7 @@ def collect(results):
 
 # %% wrong: as it was, as many as rank 0 has
 # is: idea
-# says: expects more than the others have
+# says: expects more than the others have sent
 # base: the count first, then one by one
 -        dist.send(torch.tensor([len(results)], device=results.device), 0)
 @@
@@ -151,6 +151,40 @@ def collect(results):
 -        part = torch.empty(int(count), dtype=results.dtype)
 +        part = torch.empty(int(count))
 
+
+
+# %% wrong: padded, and zeros are thrown away
+# is: slip
+# says: are missing|were computed
+def collect(results):
+    rank, n = dist.get_rank(), dist.get_world_size()
+    longest = torch.tensor(len(results))
+    dist.all_reduce(longest, op=dist.ReduceOp.MAX)
+    padded = torch.zeros(int(longest), dtype=results.dtype)
+    padded[: len(results)] = results
+    parts = [torch.empty_like(padded) for _ in range(n)]
+    dist.all_gather(parts, padded)
+    if rank == 0:
+        everything = torch.cat(parts)
+        return everything[everything != 0]
+
+
+# %% wrong: the last rank is left out
+# is: slip
+# says: Rank 0 returned although messages for it were left
+# base: what the wrong ones change
+-    for src in range(1, n):
++    for src in range(1, n - 1):
+
+
+# %% wrong: a rank without results sends nothing at all
+# is: slip
+# says: even if it is 0
+# base: what the wrong ones change
+-    if rank != 0:
++    if rank != 0 and len(results) == 0:
++        return None
++    if rank != 0:
 
 
 # %% right: the count first, then one by one

@@ -159,6 +159,15 @@ def exchange(tensor, group=None):
 +        theirs = torch.empty(mine.shape)
 
 
+# %% wrong: a barrier behind the messages
+# is: detail
+# says: dist.barrier was called
+# base: both posted together
+-        tensor.copy_(theirs)
++        tensor.copy_(theirs)
++    dist.barrier(group)
+
+
 # %% wrong: two sends, and no receive
 # is: form
 # says: Partners send to each other and receive from each other

@@ -179,6 +179,15 @@ def distribute(model, how):
 +        return DistributedDataParallel(model, device_ids=[dist.get_rank()])
 
 
+# %% wrong: a group for each rank
+# is: form
+# says: A new process group opens sockets
+# base: both classes
+-        return DistributedDataParallel(model)
++        groups = [dist.new_group([rank]) for rank in range(dist.get_world_size())]
++        return DistributedDataParallel(model, process_group=groups[dist.get_rank()])
+
+
 # %% right: a mesh of all ranks
 # base: both classes
 -        for block in model.blocks:

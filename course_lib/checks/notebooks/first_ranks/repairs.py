@@ -94,11 +94,19 @@ def neighbour_sum(draw: kit.Draw) -> Iterator[kit.Case]:
 OTHER_DTYPE = re.compile(r"sends \w+(\[[\d, ]*\]), but rank \d+ receives into \w+\1\.")
 
 
+LEFT = re.compile(r"waits? for rank 0, which has finished")
+
+
 def collect_trouble(case: kit.Case, kind: str, text: str) -> str:
+    if kind == "deadlock" and LEFT.search(text.splitlines()[0]):
+        return (
+            "Rank 0 returned although messages for it were left. It receives from ranks 1 to n - 1, and from "
+            "each as many messages as the rank sends."
+        )
     if kind == "deadlock" and "finished" in text.splitlines()[0]:
         return (
-            "Rank 0 expects more than the others have, because they send their results and return. Let "
-            "each rank first send a message with the number of its results."
+            "Rank 0 expects more than the others have sent. Each rank first sends the number of its results, "
+            "even if it is 0, and both ends send and receive a message without elements, or neither does."
         )
     if kind == "deadlock":
         return (
@@ -194,6 +202,7 @@ def collect_case(
     draw: kit.Draw, lengths: Sequence[int], title: str, dtype: torch.dtype = torch.float32, **line: Any
 ) -> kit.Case:
     everything = draw.distinct(sum(lengths)).to(dtype)
+    everything[-1] = 0  # a result like any other, and no sign of an end
     sides = [kit.side({"results": part}, plain=True) for part in everything.split(list(lengths))]
     # built-ins are welcome here: the exercise is about who expects what
     return kit.Case(title, sides, [kit.Line(title, collected(everything, lengths), **line)])
