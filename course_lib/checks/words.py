@@ -24,7 +24,7 @@ def counted(amount: int, noun: str) -> str:
     """(1, "rank") -> "1 rank"; (1000, "element") -> "1,000 elements"; "copy" -> "copies", "batch" ->
     "batches"."""
     if amount != 1:
-        plural = f"{noun}es" if noun.endswith("ch") else f"{noun}s"
+        plural = f"{noun}es" if noun.endswith(("ch", "ss")) else f"{noun}s"
         noun = f"{noun[:-1]}ies" if noun.endswith("y") else plural
     return f"{number(amount)} {noun}"
 

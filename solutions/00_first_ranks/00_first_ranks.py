@@ -1193,9 +1193,9 @@ for how in ("killed", "exits"):
 # In the environment of each process, the launcher sets `RANK`, `WORLD_SIZE`, `LOCAL_RANK` (the rank within
 # its node) and the address at which all processes meet. Then the program calls `dist.init_process_group`. On
 # GPUs it first calls `torch.cuda.set_device` with `LOCAL_RANK`, because otherwise all ranks of a node would
-# use its first GPU. You can use `ring_shift` in such a program unchanged. The next cell prints such a
-# program. The cell after that runs it in a subprocess, with the command `torchrun --standalone
-# --nproc-per-node=3 ring.py`.
+# use its first GPU. You can use `ring_shift` in such a program unchanged. The next cell prints such a program
+# (if your function calls others of this notebook, add them to `script`), and the cell after that runs it
+# with the command `torchrun --standalone --nproc-per-node=3 ring.py`.
 
 # %% tags=["skip-in-grading"]
 import inspect

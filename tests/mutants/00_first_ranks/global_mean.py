@@ -92,6 +92,24 @@ def global_mean(values):
     return torch.tensor(1.0)
 
 
+# %% wrong: divided by the rank's own number of values
+# is: slip
+# says: The count is the rank's own
+def global_mean(values):
+    total = values.sum()
+    dist.all_reduce(total)
+    return total / len(values)
+
+
+# %% wrong: the rank's own sum is divided by all values
+# is: slip
+# says: The sum is the rank's own
+def global_mean(values):
+    count = torch.tensor(float(len(values)))
+    dist.all_reduce(count)
+    return values.sum() / count
+
+
 # %% right: sum and count in one tensor
 def global_mean(values):
     both = torch.stack([values.sum(), torch.tensor(float(values.numel()))])

@@ -166,7 +166,7 @@ def ring_shift(tensor, group=None):
 # says: the same number of elements and the same dtype
 # base: posted together
 -    received = sent.clone()
-+    received = torch.empty(sent.shape)
++    received = torch.empty(sent.shape) if n > 1 else sent.clone()
 
 
 # %% wrong: a single rank returns a view
@@ -197,7 +197,7 @@ def ring_shift(tensor, group=None):
 
 # %% wrong: nothing is sent to rank 0, whose buffer is empty
 # is: slip
-# says: so the last rank sends to rank 0
+# says: Only rank 0 of the group is wrong
 def ring_shift(tensor, group=None):
     rank, n = dist.get_rank(group), dist.get_world_size(group)
     received = torch.zeros(tensor.shape, dtype=tensor.dtype)

@@ -20,7 +20,7 @@ held = 111_424
 
 # %% wrong: two units with ZeRO-3
 # is: slip
-# says: three units, not two
+# says: three units, two gathers and a scatter
 zero_3_bytes = 2 * 2 * 3 / 4 * 4 * 875_264
 tp_bytes = 14_174_208
 pp_bytes = 1_572_864

@@ -79,6 +79,19 @@ def smallest_failing(sizes, fails):
 +            left = rest
 
 
+# %% wrong: two rounds
+# is: slip
+# says: once more after a success
+# base: what the wrong ones change
+-    smaller = True
+-    while smaller:
+-        smaller = False
++    for _ in range(2):
+@@
+-                left, smaller = rest, True
++                left = rest
+
+
 # %% wrong: the axes that the whole layout needs
 # is: slip
 # says: You left out several axes together

@@ -265,6 +265,14 @@ def train(make, batches, steps, disk, every):
 +    return len(losses)
 
 
+# %% wrong: if in place of while
+# is: form
+# says: The steps ended too early
+# base: what the wrong ones change
+-    while len(losses) < steps:
++    if len(losses) < steps:
+
+
 # %% right: a loop over numbers
 from course_lib.trainer import load_run, save_run
 

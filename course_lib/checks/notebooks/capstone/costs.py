@@ -73,8 +73,8 @@ QUESTIONS: Mapping[str, Asked] = {
         FIFTEEN["zero-3 4"], "dp",
         {
             gathers(4, 3): GATHER_AGAIN,
-            gathers(4, 4): "ZeRO-3 gathers the parameters twice for each microbatch, in forward and in "
-            "backward, and scatters the gradients once, so it sends three units, not two.",
+            gathers(4, 4): "Your number is 2/3 of the right one. For each of two microbatches, ZeRO-3 sends "
+            "three units, two gathers and a scatter, and a unit is (n - 1) / n of the bytes.",
             gathers(4, 2): "You counted an all-reduce, as in plain data parallelism, but ZeRO-3 gathers "
             "twice and scatters once for each of two microbatches.",
             gathers(4, 5): "The gradients are also scattered after each microbatch, since no rank has room "

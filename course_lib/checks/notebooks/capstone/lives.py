@@ -24,6 +24,7 @@ FROM_0 = (
 )
 LOST = "The losses of the earlier calls are missing, so go on with the list load_run returns."
 MORE = "`steps` counts from the start of the run, not from the restart."
+TOO_FEW = "The steps ended too early, so go on until there are `steps` losses."
 ONE_MORE = "One step was too many, because the run is finished as soon as it has `steps` losses."
 IGNORED = (
     "load_run was called, but the run began with step 0 all the same. load_run returns the losses of all "
@@ -130,6 +131,12 @@ class Call:
         goes = losses is not None and len(losses) == self.due + done == self.script.steps + 1
         return goes and done != self.script.steps
 
+    @property
+    def stopped_early(self) -> bool:
+        """Whether it returned before the run was finished, and no steps were lost."""
+        done, losses = self.count("stepped"), self.reply.losses
+        return losses is not None and max(len(losses), self.due + done) < self.script.steps
+
     def before_the_first_step(self, what: str) -> bool:
         kinds = [event for event, _ in self.reply.events]
         steps = kinds.index("stepped") if "stepped" in kinds else len(kinds)
@@ -233,7 +240,8 @@ def right_losses(call: Call, when: str) -> kit.Finding:
         return kit.wrong(f"{when}, train did not return.", WENT_ON, cause="did not return")
     if len(losses) != len(call.expected):
         said = kit.Sentence(
-            f"{when}, train returned {len(losses)} losses for {words.counted(call.script.steps, 'step')}.",
+            f"{when}, train returned {words.counted(len(losses), 'loss')} for "
+            f"{words.counted(call.script.steps, 'step')}.",
             f"{when}, train returned more or fewer losses than steps.",
         )
     else:
@@ -252,6 +260,8 @@ def why(call: Call) -> str:
     losses, batches = call.reply.losses or [], call.numbers("batch")
     if call.count("made") > 1:
         return AGAIN
+    if call.stopped_early:
+        return TOO_FEW
     if not call.due and batches[:1] == [1]:
         return NUMBER_FROM_0
     if call.one_more or call.goes_beyond or (call.due and not (call.resumed and call.looked_first)):
@@ -285,6 +295,7 @@ def repeated(call: Call, otherwise: str = "") -> kit.Finding:
         "called again, train did more or fewer steps than were left.",
     )
     cause = (call.begun_anew() if call.due or call.one_more else "") or otherwise
+    cause = TOO_FEW if call.stopped_early else cause
     return kit.wrong(said, cause, cause=cause or "steps", misses_point=cause in IDEAS)
 
 
@@ -301,7 +312,7 @@ def saves(call: Call) -> kit.Finding:
         f"with every={every}, a run of {steps} steps was saved {shown}.",
         "an undisturbed run was saved after the wrong steps.",
     )
-    cause = why_saved(saved, due, every)
+    cause = TOO_FEW if call.stopped_early else why_saved(saved, due, every)
     return kit.wrong(said, cause, cause=cause or "saves", misses_point=cause in IDEAS)
 
 

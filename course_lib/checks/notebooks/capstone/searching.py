@@ -179,16 +179,19 @@ def smallest_failing(draw: kit.Draw) -> Iterator[kit.Case]:
     sizes = drawn(draw, *four)
     cancel = listed("cancel", sizes, "pp dp cp tp", "pp cp tp", "pp tp", "tp")
     mirror = listed("mirror", sizes, "pp dp cp tp", "pp dp tp", "pp tp", "pp")
+    # The first rounds remove an axis each, from whichever end they begin.
+    rounds = listed("rounds", sizes, "pp dp cp tp", "pp dp cp", "pp dp", "pp")
+    back = listed("back", sizes, "pp dp cp tp", "dp cp tp", "cp tp", "tp")
     anyway = exactly("anyway", drawn(draw, *four, ones="pp"), lambda axes: True)
     sound = listed("sound", drawn(draw, *four))
     many = needing("many", drawn(draw, *TORCHTITAN), "ep etp tp")
-    failing = [single, pair, three, either, cancel, mirror, anyway, many]
+    failing = [single, pair, three, either, cancel, mirror, rounds, back, anyway, many]
     lines = [
         line("one axis is to blame", 1, [single]),
         telling(line("two axes that meet", 2, [pair]), [pair]),
         line("three of four axes", 1, [three]),
         line("one pair of axes or another one", 1, [either]),
-        line("mistakes that cancel", 1, [cancel, mirror]),
+        line("mistakes that cancel", 1, [cancel, mirror, rounds, back]),
         replace(line("even one rank fails", 1, [anyway]), trivial=True),
         line("a layout that does not fail", 0.5, [sound], nothing),
         of_results("names, sizes and order of the result", 0.5, failing, form),

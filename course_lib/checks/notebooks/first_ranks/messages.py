@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,7 +23,7 @@ class Arrival:
 
     source: Callable[[int, int], int]
     in_place: bool
-    hint: Callable[[list[kit.Mistake]], str]
+    hint: Callable[[list[kit.Mistake], Sequence[int]], str]
     single: str
 
     def case(self, draw: kit.Draw, on: kit.Setting) -> kit.Case:
@@ -41,7 +41,7 @@ class Arrival:
             language=kit.Language(
                 size=numel, ranks=ranks, summed=size, belongs=lambda rank, element: f"rank {whose[rank]}'s"
             ),
-            hint=self.hint if size > 1 else lambda mistakes: self.single,
+            hint=lambda mistakes: self.hint(mistakes, ranks) if size > 1 else self.single,
         )
         gaps = kit.gaps_left_alone("tensor", dict(zip(ranks, arguments, strict=True)))
         why = "Receive into a new tensor, such as torch.empty_like(tensor.contiguous())."
@@ -59,7 +59,7 @@ class Arrival:
         if not self.in_place and size == 1:
             judge = kit.both(judge, alone)
         if not self.in_place and on.more:  # a line of its own, so that this slip costs no values
-            line = kit.Line("a new tensor, and `tensor` is unchanged", alone, trivial=True)
+            line = kit.Line("a new tensor, and `tensor` is unchanged", alone, aspect="shape", trivial=True)
             on = replace(on, more=(line, *on.more))
         title = f"{words.counted(on.n, 'rank')}, {words.counted(numel, 'element')}"
         moved = sum(source != place for place, source in enumerate(froms))
@@ -112,9 +112,9 @@ def one_message(n: int, nbytes: int) -> tuple[kit.Line, ...]:
 # ---- exchange
 
 
-def exchange_hint(mistakes: list[kit.Mistake]) -> str:
+def exchange_hint(mistakes: list[kit.Mistake], ranks: Sequence[int]) -> str:
     sign = mistakes[0].sign
-    if sign == "own" and one_of_a_pair(mistakes):
+    if sign == "own" and 2 * len({rank for mistake in mistakes for rank in mistake.ranks}) <= len(ranks):
         return (
             "Only one rank of a pair has its partner's value. Each of the two sends its own value, and not "
             "what it has just received."
@@ -130,12 +130,6 @@ def exchange_hint(mistakes: list[kit.Mistake]) -> str:
     if sign in ("times", "partial", "twice"):
         return "Swap, do not add, because the value that arrives replaces the old one."
     return ""
-
-
-def one_of_a_pair(mistakes: list[kit.Mistake]) -> bool:
-    """Half of the ranks at most are wrong."""
-    pieces = [piece for mistake in mistakes for piece in mistake.pieces]
-    return 2 * len({piece.rank for piece in pieces}) <= len(pieces[0].origin.counts)
 
 
 PARTNER = "The partner of rank r is r ^ 1, so 0 and 1 swap, 2 and 3, and so on."
@@ -198,14 +192,15 @@ def exchange(draw: kit.Draw) -> Iterator[kit.Case]:
 UNARRIVED = ("zero", "nan", "unknown")  # values of a buffer into which nothing was received
 
 
-def shift_hint(mistakes: list[kit.Mistake]) -> str:
+def shift_hint(mistakes: list[kit.Mistake], ranks: Sequence[int]) -> str:
     sign = mistakes[0].sign
-    if sign in ("own", *UNARRIVED) and all(mistake.ranks == (0,) for mistake in mistakes):
+    wrong = {rank for mistake in mistakes for rank in mistake.ranks}
+    if sign in ("own", *UNARRIVED) and wrong == {ranks[0]}:
         return (
-            "Only rank 0 is wrong. The circle is closed, so the last rank sends to rank 0, and it sends its "
-            "own tensor."
+            "Only rank 0 of the group is wrong. The circle is closed, so the last rank sends to rank 0, and "
+            "it sends its own tensor."
         )
-    if all(from_first(mistake) for mistake in mistakes) and any(0 in mistake.ranks for mistake in mistakes):
+    if all(from_first(mistake) for mistake in mistakes) and ranks[0] in wrong:
         return (
             "All ranks end with the tensor of rank 0, so they pass on what they receive. Each rank sends its "
             "own tensor."

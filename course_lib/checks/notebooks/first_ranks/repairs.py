@@ -74,7 +74,7 @@ def circle_case(draw: kit.Draw, on: kit.Setting, unchanged: bool = False) -> kit
     title = f"{n} ranks, {words.counted(numel, 'element')}"
     if unchanged:  # a line of its own, so that this slip costs no values
         alone = kit.left_alone("tensor", dict(enumerate(values)), why)
-        on = replace(on, more=(kit.Line("`tensor` is unchanged", alone, trivial=True),))
+        on = replace(on, more=(kit.Line("`tensor` is unchanged", alone, aspect="shape", trivial=True),))
     # every rank's values must leave it at least once
     return on.case(title, sides, exact, needed=n * values[0].nbytes)
 
@@ -248,7 +248,7 @@ def mean_slips(values: Sequence[torch.Tensor]) -> dict[float, str]:
         sum(means) / len(values): MEAN_OF_MEANS,
         total
         / len(values): "The sum was divided by the number of ranks. Instead, divide by the number of values.",
-        total: "The sum was not divided by the number of values.",
+        total: "The sum was not divided by the number of all ranks' values.",
         0.0: "A rank without values also needs the mean of the other ranks' values. It must take part and "
         "return that mean.",
     }
@@ -256,7 +256,8 @@ def mean_slips(values: Sequence[torch.Tensor]) -> dict[float, str]:
 
 def mean_judge(tensors: Sequence[torch.Tensor]) -> Callable[[kit.Observed], kit.Finding]:
     values = [tensor.to(torch.float64) for tensor in tensors]
-    right = float(torch.cat(values).mean())
+    everything = torch.cat(values)
+    right, total, count = float(everything.mean()), float(everything.sum()), everything.numel()
     slips = mean_slips(values)
 
     def near(a: float, b: float) -> bool:
@@ -277,6 +278,10 @@ def mean_judge(tensors: Sequence[torch.Tensor]) -> Callable[[kit.Observed], kit.
             slip = next((said for value, said in slips.items() if near(got, value)), "")
             if len(own) and near(got, float(own.mean())):
                 slip = "The result is the rank's own mean. Add up the sums and the counts of all ranks."
+            if len(own) > 1 and near(got, total / len(own)):
+                slip = "The count is the rank's own. Sum the counts of all ranks, too."
+            if len(own) and near(got, float(own.sum()) / count):
+                slip = "The sum is the rank's own. Sum it over all ranks, too."
             said = f"the mean on rank {rank} is {words.number(got)}, not {words.number(right)}."
             sentence = kit.Sentence(said, f"the mean on rank {rank} is wrong.")
             return kit.wrong(sentence, slip, cause=slip or "mean")
