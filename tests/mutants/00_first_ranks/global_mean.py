@@ -110,6 +110,17 @@ def global_mean(values):
     return values.sum() / count
 
 
+# %% wrong: the sum is rounded to 16 bits
+# is: slip
+# says: the mean on rank 0 is
+def global_mean(values):
+    total = values.sum().bfloat16()
+    count = torch.tensor(float(len(values)))
+    dist.all_reduce(total)
+    dist.all_reduce(count)
+    return (total / count).float()
+
+
 # %% right: sum and count in one tensor
 def global_mean(values):
     both = torch.stack([values.sum(), torch.tensor(float(values.numel()))])

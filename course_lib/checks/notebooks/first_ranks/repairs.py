@@ -282,7 +282,8 @@ def mean_judge(tensors: Sequence[torch.Tensor]) -> Callable[[kit.Observed], kit.
                 slip = "The count is the rank's own. Sum the counts of all ranks, too."
             if len(own) and near(got, float(own.sum()) / count):
                 slip = "The sum is the rank's own. Sum it over all ranks, too."
-            said = f"the mean on rank {rank} is {words.number(got)}, not {words.number(right)}."
+            shown, wanted = words.apart(got, right)
+            said = f"the mean on rank {rank} is {shown}, not {wanted}."
             sentence = kit.Sentence(said, f"the mean on rank {rank} is wrong.")
             return kit.wrong(sentence, slip, cause=slip or "mean")
         return kit.RIGHT
