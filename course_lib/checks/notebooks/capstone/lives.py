@@ -312,8 +312,9 @@ def saves(call: Call) -> kit.Finding:
         f"with every={every}, a run of {steps} steps was saved {shown}.",
         "an undisturbed run was saved after the wrong steps.",
     )
-    cause = TOO_FEW if call.stopped_early else why_saved(saved, due, every)
-    return kit.wrong(said, cause, cause=cause or "saves", misses_point=cause in IDEAS)
+    missed = (cause := why_saved(saved, due, every)) in IDEAS
+    cause = TOO_FEW if call.stopped_early else cause
+    return kit.wrong(said, cause, cause=cause or "saves", misses_point=missed)
 
 
 def saves_due(call: Call) -> list[int]:

@@ -151,7 +151,11 @@ def collected(wanted: torch.Tensor, lengths: Sequence[int]) -> Callable[[kit.Obs
             )
         if result["shape"] != [len(got)]:
             dimensions = words.counted(len(result["shape"]), "dimension")
-            said = f"rank 0 returned a tensor with {dimensions}, but a tensor with one dimension is expected."
+            expected = "but a tensor with one dimension is expected."
+            said = kit.Sentence(
+                f"rank 0 returned a tensor with {dimensions}, {expected}",
+                f"rank 0 returned another tensor, {expected}",
+            )
             return kit.wrong(said, "Join the parts with torch.cat.", cause="dimensions")
         return kit.RIGHT if got == right else compared(got, right, lengths)
 
