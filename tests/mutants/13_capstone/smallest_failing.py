@@ -81,7 +81,7 @@ def smallest_failing(sizes, fails):
 
 # %% wrong: two rounds
 # is: slip
-# says: once more after a success
+# says: Go on until no axis|once more after a success
 # base: what the wrong ones change
 -    smaller = True
 -    while smaller:
