@@ -150,6 +150,25 @@ def make_step(config, layout, mesh, batch_size, lr, optimizer=(torch.optim.SGD, 
 -        sum_over_replicas(params, mesh, ("dp", "cp"))
 
 
+# %% wrong: tp cuts the tokens of every layout
+# is: slip
+# says: although layout.sequence is False
+# base: without ZeRO
+-    stages = mesh_stages(model, mesh, schedule)
++    stages = mesh_stages(model, mesh, schedule, sequence="keep")
+
+
+# %% wrong: every loss goes to every rank
+# is: detail
+# says: bytes for losses and numbers of targets
+# base: without ZeRO
+-        dist.all_reduce(total, group=mesh.group(("pp", "dp", "cp")))
+-        return float(total)
++        parts = [torch.zeros_like(total) for _ in range(dist.get_world_size())]
++        dist.all_gather(parts, total)
++        return float(sum(parts)) / layout.tp
+
+
 # %% right: a reduce-scatter and an all-gather
 # base: without ZeRO
 -        sum_over_replicas(params, mesh, ("dp", "cp"))

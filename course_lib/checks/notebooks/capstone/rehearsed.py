@@ -28,6 +28,12 @@ FEW = 4  # collectives over the replicas: an all-reduce, its halves, or two buck
 NOISE = 4096  # bytes of several losses or counts in one tensor
 SECONDS = 90.0  # 3 to 6 on idle cores
 WHOLE_SUM = 'Sum only over mesh.group(("dp", "cp")), because ranks of pp and tp hold other parameters.'
+NUMBERS = "numbers"  # what `by_axis` calls losses and counts
+FEW_NUMBERS = "An all-reduce of one number adds up the losses of all ranks, as `loss_of_all` does."
+CUT_TOKENS = (
+    'tp has cut the tokens between the layers, although layout.sequence is False. Pass sequence="keep" to '
+    "`mesh_stages` only if it is True."
+)
 GATHERED = (
     "With n ranks, an all-gather of whole gradients sends n / 2 times as much as an all-reduce, so only "
     "two ranks show no difference. Use an all-reduce, or its halves."
@@ -138,8 +144,10 @@ def wires_line(rank: Rehearsed) -> kit.Line:
                 did = f"sent {words.number(round(amount))} bytes along {axis}, but one pass of its {COUNT} "
                 did += f"microbatches sends {words.number(round(due))}"
                 general = f"sent {'more' if amount > due else 'fewer'} bytes along {axis} than are due"
-                said = rank.says(did, general)
-                return kit.wrong(said, "" if amount else "Nothing was sent there at all.", cause="wires")
+                why = "" if amount else "Nothing was sent there at all."
+                if axis == "pp" and abs(amount * SIZES["tp"] - due) <= NOISE:
+                    why = CUT_TOKENS
+                return kit.wrong(rank.says(did, general), why, cause="wires")
         return kit.RIGHT
 
     return line(f"stage {rank.stage}: bytes along pp and tp", judge, 1, first=True)
@@ -182,6 +190,10 @@ def calls_line(rank: Rehearsed) -> kit.Line:
             return kit.wrong(said, OWN_GROUPS, cause="groups")
         others = {axes: nbytes for axes, nbytes in reply.bytes.items() if axes not in ("pp", "dp", "tp")}
         axes = max(others, key=lambda each: others[each], default="")
+        if axes == NUMBERS and others[axes] > NOISE:
+            did = f"sent {words.number(round(others[axes]))} bytes for losses and numbers of targets"
+            said = rank.says(did, "sent many bytes for losses and numbers of targets")
+            return kit.wrong(said, FEW_NUMBERS, cause="numbers")
         if axes and others[axes] > NOISE:
             did = f"sent {words.number(round(others[axes]))} bytes over {axes}"
             said = rank.says(did, "sent bytes over a group other than pp, dp and tp")
