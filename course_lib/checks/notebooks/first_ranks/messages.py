@@ -116,8 +116,8 @@ def exchange_hint(mistakes: list[kit.Mistake], ranks: Sequence[int]) -> str:
     sign = mistakes[0].sign
     if sign == "own" and 2 * len({rank for mistake in mistakes for rank in mistake.ranks}) <= len(ranks):
         return (
-            "Only one rank of a pair has its partner's value. Each of the two sends its own value, and not "
-            "what it has just received."
+            "Only one rank of a pair has its partner's value, but both must send. A rank sends its own "
+            "value, and not what it has just received."
         )
     if sign == "own":
         return (
@@ -144,7 +144,7 @@ def exchange_trouble(case: kit.Case, kind: str, text: str) -> str:
         )
     if kind == "deadlock" and BEGUN in text:
         return (
-            "Partners send to each other and receive from each other, and both messages of a rank must begin "
+            "Partners send to each other and receive from each other, so both messages of a rank must begin "
             "before the rank waits."
         )
     if kind == "error" and "number in this group is one of" in text:
@@ -162,7 +162,7 @@ def partner(place: int, size: int) -> int:
 
 
 EXCHANGE = Arrival(
-    partner, in_place=True, hint=exchange_hint, single="A rank without a partner keeps its tensor."
+    partner, in_place=True, hint=exchange_hint, single="A single rank has no partner, so it keeps its tensor."
 )
 
 
@@ -202,8 +202,8 @@ def shift_hint(mistakes: list[kit.Mistake], ranks: Sequence[int]) -> str:
         )
     if all(from_first(mistake) for mistake in mistakes) and ranks[0] in wrong:
         return (
-            "All ranks end with the tensor of rank 0, so they pass on what they receive. Each rank sends its "
-            "own tensor."
+            "All ranks end with the tensor of rank 0, so they pass on what they receive. Instead, each rank "
+            "sends its own tensor."
         )
     if sign == "own":
         return (
@@ -240,7 +240,7 @@ def shift_trouble(case: kit.Case, kind: str, text: str) -> str:
         )
     if kind == "deadlock" and BEGUN in text:
         return (
-            "Every rank sends to (rank + 1) % N and receives from (rank - 1) % N, and both messages of a "
+            "Every rank sends to (rank + 1) % N and receives from (rank - 1) % N, so both messages of a "
             "rank must begin before the rank waits."
         )
     if kind == "deadlock":
@@ -255,7 +255,7 @@ RING_SHIFT = Arrival(
     lambda place, size: (place - 1) % size,
     in_place=False,
     hint=shift_hint,
-    single="A single rank returns a copy of its tensor.",
+    single="A single rank receives nothing, so it returns a copy of its tensor.",
 )
 
 

@@ -68,7 +68,7 @@ def judge_waits(program: str) -> Callable[[kit.Observed], kit.Finding]:
 
 def waits_hint(mine: dict, right: dict) -> str:
     if any(isinstance(rank, list) for rank in mine.values()):
-        return "A rank is in one call at a time. Name the one rank that it waits for, as in {0: 1}."
+        return "A rank is in one call at a time, so name the one rank that it waits for, as in {0: 1}."
     if not all(isinstance(rank, int) for rank in (*mine, *mine.values())):
         return "The keys are ranks, and so are the values. Write numbers, not texts."
     if {waited: rank for rank, waited in mine.items()} == right:

@@ -21,7 +21,7 @@ def circle_trouble(case: kit.Case, kind: str, text: str) -> str:
         return ""
     if ".wait()" in text:  # in the line in which a rank is stuck, so its messages have begun
         return (
-            "A rank sends once to each neighbour and receives once from each, and all four messages must "
+            "A rank sends once to each neighbour and receives once from each, so all four messages must "
             "begin before it waits."
         )
     return (
@@ -47,7 +47,10 @@ def neighbour_hint(mistakes: list[kit.Mistake]) -> str:
         )
     if signs <= {"partial", "own", "copy"}:
         return "The sum takes three values, one from each neighbour and the rank's own."
-    return "Read both buffers only after wait(), and return the plain sum of the three values."
+    return (
+        "Read both buffers only after wait(), because their messages may not have arrived before, and return "
+        "the plain sum of the three values."
+    )
 
 
 def circle_case(draw: kit.Draw, on: kit.Setting, unchanged: bool = False) -> kit.Case:
@@ -100,13 +103,14 @@ LEFT = re.compile(r"waits? for rank 0, which has finished")
 def collect_trouble(case: kit.Case, kind: str, text: str) -> str:
     if kind == "deadlock" and LEFT.search(text.splitlines()[0]):
         return (
-            "Rank 0 returned although messages for it were left. It receives from ranks 1 to n - 1, and from "
-            "each as many messages as the rank sends."
+            "Rank 0 returned although messages for it were left, so let it receive from all ranks from 1 to "
+            "n - 1, and from each as many messages as the rank sends."
         )
     if kind == "deadlock" and "finished" in text.splitlines()[0]:
         return (
-            "Rank 0 expects more than the others have sent. Each rank first sends the number of its results, "
-            "even if it is 0, and both ends send and receive a message without elements, or neither does."
+            "Rank 0 expects more than the others have sent, so let each rank first send the number of its "
+            "results, even if it is 0. If a message would have no elements, both ends leave it out, or "
+            "neither."
         )
     if kind == "deadlock":
         return (
@@ -115,8 +119,8 @@ def collect_trouble(case: kit.Case, kind: str, text: str) -> str:
         )
     if OTHER_DTYPE.search(text):
         return (
-            "The two ends have the same size, but not the same dtype. A count is an int64, and a buffer for "
-            "results has results.dtype."
+            "The two ends have the same size, but not the same dtype. A count is an int64, whereas a buffer "
+            "for results has results.dtype."
         )
     if "two ends of a message differ" in text:
         return (
@@ -283,9 +287,9 @@ def mean_judge(tensors: Sequence[torch.Tensor]) -> Callable[[kit.Observed], kit.
             if len(own) and near(got, float(own.mean())):
                 slip = "The result is the rank's own mean. Add up the sums and the counts of all ranks."
             if len(own) > 1 and near(got, total / len(own)):
-                slip = "The count is the rank's own. Sum the counts of all ranks, too."
+                slip = "The count is the rank's own, so sum the counts of all ranks, too."
             if len(own) and near(got, float(own.sum()) / count):
-                slip = "The sum is the rank's own. Sum it over all ranks, too."
+                slip = "The sum is the rank's own, so sum it over all ranks, too."
             shown, wanted = words.apart(got, right)
             said = f"the mean on rank {rank} is {shown}, not {wanted}."
             sentence = kit.Sentence(said, f"the mean on rank {rank} is wrong.")
