@@ -153,8 +153,8 @@ def error_failure(
     others = [r for r in open_work if unfinished and r not in alike]
     if unfinished:
         headline = f"{who}: {first.error_text}"
-    elif ours:
-        headline = reports[causes[0]].error_text
+    elif ours or disagree:
+        headline = first.error_text
     else:
         headline = f"{who} raised {first.error_type}: {first.error_text}".removesuffix(": ")
     merged: dict[str, list[int]] = {}
