@@ -20,7 +20,7 @@ def best_segment(layers, kept=1.0, inside=17.0):
 
 # %% wrong: a short last piece is forgotten
 # is: slip
-# says: ceil\(L/k\), not L // k
+# says: L // k leaves out the input of a shorter last piece
 # base: what the wrong ones change
 -    most = {k: math.ceil(layers / k) * kept + k * inside for k in range(layers, 0, -1)}
 +    most = {k: layers // k * kept + k * inside for k in range(layers, 0, -1)}
@@ -102,6 +102,25 @@ def best_segment(layers, kept=1.0, inside=17.0):
 # base: what the wrong ones change
 -    return min(most, key=most.get)
 +    return math.ceil(layers / min(most, key=most.get))
+
+
+# %% wrong: the smooth minimum, and no bounds
+# is: slip
+# says: [Pp]ieces are whole
+def best_segment(layers, kept=1.0, inside=17.0):
+    return round(math.sqrt(layers * kept / inside))
+
+
+# %% wrong: one input more than whole pieces
+# is: slip
+# says: L // k . 1 counts one too many
+def best_segment(layers, kept=1.0, inside=17.0):
+    best, least = 1, math.inf
+    for k in range(1, layers + 1):
+        memory = (layers // k + 1) * kept + k * inside
+        if memory <= least:
+            best, least = k, memory
+    return best
 
 
 # %% right: min with a key

@@ -103,3 +103,11 @@ answer_3 = 6.03125
 answer_4 = 3.0
 answer_5 = "each rank's generator"
 answer_6 = "a scale for each tile"
+
+# %% right: rounded to three digits
+answer_1 = 0.000977
+answer_2 = "a loss that is not a number"
+answer_3 = 6.03
+answer_4 = 3
+answer_5 = "each rank's generator"
+answer_6 = "a scale for each tile"

@@ -42,10 +42,14 @@ def square_root(rounded: Callable[[float], float]) -> kit.Formula:
 
 
 def continuous(rounded: Callable[[float], float]) -> kit.Formula:
-    """The minimum without the whole number of pieces."""
-    return lambda layers, kept=1.0, inside=17.0: max(
-        1, min(layers, rounded(math.sqrt(layers * kept / inside)))
-    )
+    """The minimum without the whole number of pieces, from 1 to the layers."""
+    smooth = unbounded(rounded)
+    return lambda layers, kept=1.0, inside=17.0: max(1, min(layers, smooth(layers, kept, inside)))
+
+
+def unbounded(rounded: Callable[[float], float], least: int = 0) -> kit.Formula:
+    """As `continuous`, but the result may be greater than the layers."""
+    return lambda layers, kept=1.0, inside=17.0: max(least, rounded(math.sqrt(layers * kept / inside)))
 
 
 CHEN = (
@@ -67,9 +71,13 @@ SLIPS: dict[str, kit.Formula] = {
     WHOLE: continuous(round),
     f"{WHOLE} (Rounded up.)": continuous(math.ceil),
     f"{WHOLE} (Rounded down.)": continuous(math.floor),
-    "A shorter last piece also keeps an input, so count ceil(L/k), not L // k.": least(
-        lambda layers, k, kept, inside: (layers // k) * kept + k * inside
-    ),
+    **{
+        f"{WHOLE} ({how}, from {least} on.)": unbounded(rounded, least)
+        for how, rounded in (("Rounded", round), ("Rounded up", math.ceil), ("Rounded down", math.floor))
+        for least in (0, 1)
+    },
+    "Count ceil(L/k) inputs. L // k leaves out the input of a shorter last piece, and L // k + 1 counts one "
+    "too many if k divides L.": least(lambda layers, k, kept, inside: (layers // k) * kept + k * inside),
     "Next to the inputs, one whole segment exists while it is recomputed, so count k layers, not one.": least(
         lambda layers, k, kept, inside: math.ceil(layers / k) * kept + inside
     ),
