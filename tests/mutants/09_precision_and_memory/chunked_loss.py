@@ -103,6 +103,17 @@ def chunked_loss(hidden, weight, targets, chunks):
 +        grad_weight = torch.zeros_like(weight)
 
 
+# %% wrong: lost targets have a gradient
+# is: slip
+# says: Tokens whose target is -100 have a gradient
+# base: a Function, gradients in forward
+-            slope = slope * valid[:, None] / count
++            slope = slope / count
+@@
+-            slope[torch.arange(len(y)), y.clamp(min=0)] -= 1
++            slope[torch.arange(len(y))[valid], y[valid]] -= 1
+
+
 # %% wrong: the logits are kept
 # is: idea
 # says: each chunk's logits are kept until backward

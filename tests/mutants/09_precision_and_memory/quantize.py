@@ -99,6 +99,14 @@ def dequantize(values, scales, block):
 -        dist.all_reduce(amax, op=dist.ReduceOp.MAX, group=group)
 
 
+# %% wrong: all ranks agree, and not those of the group
+# is: slip
+# says: wait for rank 1
+# base: what the wrong ones change
+-        dist.all_reduce(amax, op=dist.ReduceOp.MAX, group=group)
++        dist.all_reduce(amax, op=dist.ReduceOp.MAX)
+
+
 # %% wrong: the magnitudes are added over the ranks
 # is: slip
 # says: largest magnitudes were added
@@ -124,6 +132,38 @@ def dequantize(values, scales, block):
 +        parts = [torch.empty_like(x) for _ in range(dist.get_world_size(group))]
 +        dist.all_gather(parts, x.contiguous(), group=group)
 +        amax = torch.cat(parts).abs().max().view(1, 1)
+
+
+# %% wrong: scales in float64
+# is: form
+# says: Scales are float32, whatever x is
+# base: what the wrong ones change
+-    amax = tiles(x.float().abs(), block).amax((1, 3))
++    amax = tiles(x.double().abs(), block).amax((1, 3))
+
+
+# %% wrong: 240 is taken for the largest number
+# is: slip
+# says: scale = the block's largest magnitude / the format's largest number
+# base: what the wrong ones change
+-    largest = torch.finfo(dtype).max
++    largest = 240.0
+
+
+# %% wrong: fp8 numbers are multiplied
+# is: slip
+# says: call values.float\(\) first
+# base: what the wrong ones change
+-    return values.float() * spread(scales, values, block)
++    return values * spread(scales, values, block)
+
+
+# %% wrong: the scales come first
+# is: form
+# says: Return values first, and then scales
+# base: what the wrong ones change
+-    return scaled.clamp(-largest, largest).to(dtype), scales
++    return scales, scaled.clamp(-largest, largest).to(dtype)
 
 
 # %% wrong: a block of zeros is divided by 0

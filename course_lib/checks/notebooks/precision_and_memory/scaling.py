@@ -20,6 +20,7 @@ from course_lib.checks.kit import functions
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 ENDS = {E4M3: 448.0, E5M2: 57344.0}
 ROUNDING, LEAST = 1e-6, 1.5e-45  # of a scale; a step of float32's subnormal numbers
+FAR = 1e9  # times a scale: what a constant in its place is at least
 NEAR = 4e-6  # of an element: x / scale is rounded in float32 before the cast
 ZEROS = "A block of zeros was divided by its scale, but 0 / 0 is NaN. Give this block the scale 1."
 FROM_AMAX = "scale = the block's largest magnitude / the format's largest number."
@@ -65,7 +66,7 @@ def nearest(scaled: Tensor, dtype: torch.dtype) -> Tensor:
 def trouble(error: str, text: str) -> str:
     if "shape" in text and "invalid" in text:
         return "Blocks at the edges can be smaller, so pad with zeros or go block by block."
-    if "not implemented for 'Float8" in text:
+    if "not implemented for 'Float8" in text or "Promotion for Float8" in text:
         return "fp8 numbers can be stored and cast but not computed with, so call values.float() first."
     return ""
 
@@ -181,8 +182,10 @@ class Quantized:
             "The scale comes from the mean magnitude, so larger ones lie beyond the end.": (
                 of(lambda part: part.abs().mean()) / end
             ),
-            "A block of small magnitudes has a scale like all others, amax / 448, however small. Only a "
-            "block of zeros needs another scale.": bool(((scales > self.scales) & (scales < 1e-6)).all()),
+            "A block of small magnitudes has a scale like all others, amax / largest, however small. Only "
+            "a block of zeros needs another scale.": bool(
+                ((scales > FAR * self.scales) & (scales < 1e-6)).all()
+            ),
         }
 
     def value_slips(self, came: functions.Tensors) -> dict[str, bool]:
@@ -212,18 +215,20 @@ class Quantized:
             "A scale that was rounded down leaves values beyond the format's end, and the cast turns "
             "them into infinity (e4m3 values into NaN on older PyTorch). So clamp to the largest number "
             "before the cast.": bool(lost.any()),
-            **{says: torch.equal(values, slip) for says, slip in mistaken.items()},
+            **{says: torch.equal(values, slip) and bool(slip.any()) for says, slip in mistaken.items()},
         }
 
     def misfit(self, name: str, came: str) -> str:
         swapped = over_blocks(self.x, self.block[::-1], amax)
         if came in ("None", "tuple", "list"):
             return "Return two tensors, values and scales."
+        if name == "values" and came == str(kit.Spec.of(self.scales.float())):
+            return "Return values first, and then scales."
         if name == "values":
             return "Values have x's shape, and one byte each."
         if "float8" in came:
             return "Scales stay in float32, with 4 bytes per block."
-        if "bfloat16" in came:
+        if "float16" in came or "float64" in came:
             return "Scales are float32, whatever x is."
         if came == str(kit.Spec.of(swapped.float())):
             return (
@@ -372,6 +377,6 @@ def sharded_case(draw: kit.Draw, title: str, n: int, members: Sequence[int]) -> 
 def quantize(draw: kit.Draw) -> Iterator[kit.Case]:
     """Blocks of four kinds with ragged edges, zeros, both formats; a weight in shards with one scale."""
     yield alone_case(draw)
-    yield sharded_case(draw, "2 ranks, a sharded weight", 2, (0, 1))
+    yield sharded_case(draw, "sub-group {0, 2}", 3, (0, 2))
     if draw.hidden:
-        yield sharded_case(draw, "sub-group {0, 2}", 3, (0, 2))
+        yield sharded_case(draw, "2 ranks, a sharded weight", 2, (0, 1))
