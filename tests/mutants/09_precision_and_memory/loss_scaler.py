@@ -67,6 +67,17 @@ class LossScaler:
 +        dist.all_reduce(bad, op=dist.ReduceOp.MIN, group=self.group)
 
 
+# %% wrong: exactly one finding counts
+# is: slip
+# says: Two ranks found an infinity
+# base: what the wrong ones change
+-        self.found = bad.item() > 0
++        self.found = bad.item() == 1
+@@
+-        dist.all_reduce(bad, op=dist.ReduceOp.MAX, group=self.group)
++        dist.all_reduce(bad, group=self.group)
+
+
 # %% wrong: the count is never reset
 # is: slip
 # says: not reset by growth
@@ -219,9 +230,26 @@ class LossScaler:
 +                if ((param.grad == math.inf) | param.grad.isnan()).any():
 
 
+# %% wrong: the last parameter's finding overwrites the others
+# is: slip
+# says: Only the last parameter decided
+# base: what the wrong ones change
+-                if not param.grad.isfinite().all():
+-                    bad.fill_(1)
++                bad.fill_(not param.grad.isfinite().all())
+
+
+# %% wrong: a bound as if numbers were stored in fp16
+# is: slip
+# says: Large gradients that are finite were taken for an infinity
+# base: what the wrong ones change
+-                if not param.grad.isfinite().all():
++                if not bool((param.grad.abs() <= 65504).all()):
+
+
 # %% wrong: a sum stands for its elements
 # is: detail
-# says: A sum of finite gradients overflowed
+# says: Large gradients that are finite were taken for an infinity
 # base: what the wrong ones change
 -                param.grad /= self.scale
 -                if not param.grad.isfinite().all():

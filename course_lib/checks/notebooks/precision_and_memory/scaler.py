@@ -16,6 +16,7 @@ from course_lib.checks.notebooks.precision_and_memory.scaler_rule import (
     ALL,
     INFINITY,
     NAN,
+    Mistake,
     Options,
     ScalerSteps,
     Script,
@@ -40,7 +41,8 @@ SPLIT = "rank {} skipped the step but rank {} did not, so from here on they trai
 # ---- judging a script
 
 
-def judge_script(script: Script, observed: kit.Observed) -> kit.Finding:
+def judge_script(script: Script, observed: kit.Observed, scripts: Sequence[Script]) -> kit.Finding:
+    """scripts: all of the case. A mistake that explains all of them is told rather than one of this alone."""
     replies = [observed.values[rank][script.name] for rank in range(script.ranks)]
     for reply in replies:
         if (finding := out_of_form(reply)) is not None:
@@ -51,14 +53,28 @@ def judge_script(script: Script, observed: kit.Observed) -> kit.Finding:
     pairs = enumerate(zip(replies, right, strict=True))
     if all(same(reply, run, script.starts[rank], script.aspects) for rank, (reply, run) in pairs):
         return returned(replies, right) if "returned" in script.aspects else kit.RIGHT
-    for says, mistake in MISTAKES:
-        runs = zip(replies, outcomes(script, mistake), strict=True)
-        if all(same(reply, run, script.starts[rank], ALL) for rank, (reply, run) in enumerate(runs)):
-            why = says.replace("{scale}", words.number(script.options.scale))
-            alone = mistake.agree not in ("any", "world")
-            return kit.wrong(first_off(script, replies, right), why, cause=says, misses_point=alone)
     said = first_off(script, replies, right)
-    return kit.wrong(said, misses_point=isinstance(said, str) and "two models" in said)
+    made = [(says, mistake) for says, mistake in MISTAKES if went_so(script, mistake, observed)]
+    if not made:
+        return kit.wrong(said, misses_point=isinstance(said, str) and "two models" in said)
+    everywhere = (
+        (says, mistake) for says, mistake in made if all(went_so(each, mistake, observed) for each in scripts)
+    )
+    says, mistake = next(everywhere, made[0])
+    if script.ranks > 1 and mistake.sees not in ("all", "none"):
+        return kit.RIGHT  # the ranks agree; what a rank sees is judged by the lines of one rank
+    why = says.replace("{scale}", words.number(script.options.scale))
+    alone = mistake.agree not in ("any", "world", "single")
+    return kit.wrong(said, why, cause=says, misses_point=alone)
+
+
+def went_so(script: Script, mistake: Mistake, observed: kit.Observed) -> bool:
+    """Whether every rank did in a script what it does with a mistake."""
+    replies = [observed.values[rank][script.name] for rank in range(script.ranks)]
+    if any(reply.error or reply.misfit or len(reply.steps) != len(script.callers) for reply in replies):
+        return False
+    runs = zip(replies, outcomes(script, mistake), strict=True)
+    return all(same(reply, run, script.starts[rank], ALL) for rank, (reply, run) in enumerate(runs))
 
 
 def out_of_form(reply: Any) -> kit.Finding | None:
@@ -253,7 +269,7 @@ def script(
 
 def case(title: str, scripts: Sequence[Script], extra: Sequence[kit.Line] = ()) -> kit.Case:
     def line(script: Script) -> kit.Line:
-        return kit.Line(script.title, lambda observed: judge_script(script, observed), script.weight)
+        return kit.Line(script.title, lambda observed: judge_script(script, observed, scripts), script.weight)
 
     groups = [list(group) for group in scripts[0].groups]
     sides = []
@@ -350,11 +366,13 @@ def loss_scaler(draw: kit.Draw) -> Iterator[kit.Case]:
     yield case("one rank", rules, [loss_line(rules[0])])
     many, twos = Options(scale=2.0**10, interval=100), [[0, 2], [1, 3]]
     late = draw.integer(2, 4)
-    bad = [(0, 1, 0, INFINITY), (late + 1, 0, 1, INFINITY)]
+    bad = [(0, 1, 0, INFINITY), (late + 1, 0, 1, INFINITY), (6, 1, 1, NAN)]
+    bad += [(1, 0, 1, INFINITY), (1, 1, 0, INFINITY)]  # both, which a majority decides
     shards = [script(draw, "two", "2 ranks: one alone has an infinity", 7, options=many, ranks=2, bad=bad,
                      weight=2.5)]  # fmt: skip
     yield case("2 ranks", shards, [bytes_line(shards)])
     bad = [(1, draw.integer(1, 4), 1, INFINITY), (3, draw.integer(1, 4), 0, INFINITY)]
+    bad += [(4, rank, 0, INFINITY) for rank in draw.distinct(2, low=1, high=4).tolist()]
     shards = [script(draw, "four", "4 ranks, one without gradients", 5, options=many, ranks=4, bad=bad,
                      absent=[(0, 0), (0, 1)], weight=2.0)]  # fmt: skip
     yield case("4 ranks", shards)

@@ -11,12 +11,21 @@ OUTVOTED = (
     "decide. Take the MAX of the findings."
 )
 COUNTED = "A skipped step was counted as a good one."
+LARGE = (
+    "Large gradients that are finite were taken for an infinity, as if by a sum of them or a bound. Ask "
+    "isfinite() of each element."
+)
 # The sentence for each mistake, in the order in which they are tried.
 MISTAKES: tuple[tuple[str, Mistake], ...] = (
     (OWN, Mistake(agree="own")),
     (OUTVOTED, Mistake(agree="all")),
     (OUTVOTED, Mistake(agree="majority")),
     (OUTVOTED, Mistake(agree="half")),
+    (
+        "Two ranks found an infinity, so the sum of their findings was 2, but only 1 was taken for an "
+        "infinity. Take the MAX of the findings.",
+        Mistake(agree="single"),
+    ),
     ("The first rank's finding decided for all. " + ALIKE, Mistake(agree="first")),
     (
         "An infinity outside of `group` counted. Pass group=self.group to the all-reduce.",
@@ -48,9 +57,12 @@ MISTAKES: tuple[tuple[str, Mistake], ...] = (
     ),
     ("Only one parameter was looked at. Go through all of them.", Mistake(sees="first")),
     (
-        "A sum of finite gradients overflowed and was taken for an infinity. Ask isfinite() of each element.",
-        Mistake(sees="sum"),
+        "Only the last parameter decided. If one finding is kept in a loop, a later parameter must not "
+        "overwrite it.",
+        Mistake(sees="last"),
     ),
+    (LARGE, Mistake(sees="sum")),
+    (LARGE, Mistake(sees="bound")),
     ("Infinities and NaN were not looked for.", Mistake(sees="none")),
     ("The step was taken although a gradient was infinite or NaN.", Mistake(skips="nothing")),
     (

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 MOMENTUM = 0.5  # of the recipe's SGD, whose learning rate is 1
+BOUND = 2.0**100  # of gradients that are taken for infinite; those of one script alone are larger
 CLIP = 0.5  # the factor of a caller that clips
 INFINITY, NAN = float("inf"), float("nan")
 
@@ -92,8 +93,10 @@ class Mistake:
     place of a step.
     """
 
-    agree: Literal["any", "own", "all", "majority", "half", "world", "first"] = "any"
-    sees: Literal["all", "no NaN", "NaN", "positive", "first group", "first", "sum", "none"] = "all"
+    agree: Literal["any", "own", "all", "majority", "half", "world", "first", "single"] = "any"
+    sees: Literal[
+        "all", "no NaN", "NaN", "positive", "first group", "first", "last", "sum", "bound", "none"
+    ] = "all"
     divided: tuple[int, int, int] = (1, 0, 1)
     late: int = 0
     backoffs: int = 1
@@ -118,9 +121,13 @@ def is_bad(gradients: Sequence[Tensor | None], first: int, mistake: Mistake) -> 
         gradients = gradients[:first]
     if mistake.sees == "first":
         gradients = gradients[:1]
+    if mistake.sees == "last":
+        gradients = [gradient for gradient in gradients if gradient is not None][-1:]
     there = [gradient for gradient in gradients if gradient is not None and gradient.numel()]
     if mistake.sees == "sum":
         return any(not math.isfinite(float(gradient.sum())) for gradient in there)
+    if mistake.sees == "bound":
+        return any(not bool((gradient.abs() < BOUND).all()) for gradient in there)
     for gradient in there:
         infinite = gradient == INFINITY if mistake.sees == "positive" else gradient.isinf()
         nan = gradient.isnan()
@@ -137,6 +144,7 @@ def decided(script: Script, rank: int, findings: Sequence[bool], mistake: Mistak
     return {
         "any": any(votes), "all": all(votes), "first": votes[0],
         "own": findings[rank], "world": any(findings),
+        "single": sum(votes) == 1,
         "majority": sum(votes) > len(votes) / 2, "half": sum(votes) >= len(votes) / 2,
     }[mistake.agree]  # fmt: skip
 
