@@ -188,10 +188,29 @@ def checkpoint(function, *args):
 
 # %% wrong: the second run is in float32
 # is: slip
-# says: The second run was in float32
+# says: The second run was in another dtype
 # base: a Function, arguments kept
 -        with torch.enable_grad(), torch.autocast("cpu", dtype=dtype, enabled=enabled):
 +        with torch.enable_grad():
+
+
+# %% wrong: the second run has autocast's default dtype
+# is: slip
+# says: The second run was in another dtype
+# base: a Function, arguments kept
+-        with torch.enable_grad(), torch.autocast("cpu", dtype=dtype, enabled=enabled):
++        with torch.enable_grad(), torch.autocast("cpu", enabled=enabled):
+
+
+# %% wrong: the caller's arguments need a gradient afterwards
+# is: slip
+# says: needs a gradient after the call
+# base: a Function, arguments kept
+-    anchor = torch.zeros(1, requires_grad=True)
++    anchor = torch.zeros(1)
++    for arg in args:
++        if torch.is_tensor(arg) and arg.is_floating_point():
++            arg.requires_grad_()
 
 
 # %% wrong: a first block records nothing

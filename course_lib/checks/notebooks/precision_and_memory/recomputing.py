@@ -53,8 +53,12 @@ ARGUMENT_TWICE = (
     "on to it, and backward returned its gradient as well."
 )
 DTYPES = (
-    "The second run was in float32, because backward is outside of autocast. Keep the state of autocast "
-    "in forward, and enter it again in backward."
+    "The second run was in another dtype, because backward is outside of autocast. Keep in forward whether "
+    "autocast is on, and its dtype, and enter it again in backward."
+)
+CALLERS = (
+    "Without a checkpoint, it needs none. Give the Function one more argument that needs a gradient, such as "
+    "an empty tensor, and leave the caller's arguments as they are."
 )
 WEIGHTS = (
     "A function reaches its weights without having them as arguments. Call torch.autograd.backward on the "
@@ -145,7 +149,11 @@ def line(title: str, run: Expected, judge: Judge, weight: float = 1.0, aspect: s
         if reply.reported.detached:
             why = FIRST if run.kind == "first" and not replies["block"].detached else DETACHED
             return kit.wrong("the output has no graph, so backward cannot begin.", why, cause=why)
-        return judge(run, reply)
+        finding = judge(run, reply)
+        if finding.ok and run.kind == "first" and reply.reported.changed:
+            name = reply.reported.changed[0]
+            return kit.wrong(f"the caller's {name} needs a gradient after the call.", CALLERS, cause=CALLERS)
+        return finding
 
     return kit.Line(title, judge_reply, weight, aspect, enough=run.enough() if aspect == "memory" else {})
 
@@ -176,6 +184,11 @@ def raised(error: str = "", text: str = "", where: str = "") -> kit.Finding:
         )
     elif "save_for_backward can only save" in text:
         why = "Give save_for_backward only the tensors, and keep the other arguments on ctx."
+    elif "object is not callable" in text or "must be Tensor, not tuple" in text:
+        why = (
+            "Function.apply takes what forward takes after ctx, one by one and in this order, such as "
+            "apply(anchor, function, *args)."
+        )
     elif "returned an incorrect number of gradients" in text:
         why = "backward must return a gradient or None for each argument of forward except ctx."
     elif "autograd.grad() or when inputs are passed" in text or "appears to not have been used" in text:

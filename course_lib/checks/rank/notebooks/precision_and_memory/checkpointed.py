@@ -18,7 +18,7 @@ from course_lib.models import GPT, GPTConfig
 
 _ones_like = torch.ones_like
 _randint = torch.randint
-_autocast, _bfloat16 = torch.autocast, torch.bfloat16
+_autocast, _float16 = torch.autocast, torch.float16
 _fork, _with_graph = torch.random.fork_rng, torch.enable_grad
 Checkpoint = Callable[..., Any]
 
@@ -109,20 +109,20 @@ class Outputs(Kind):
 
 
 class Autocast(Kind):
-    """Forward is in bfloat16 under autocast; backward is outside.
+    """Forward is in float16 under autocast, whose default is bfloat16; backward is outside.
 
-    Whole numbers, of which every sum is exact: it is rounded to bfloat16 alone, the same on all machines.
+    Whole numbers, of which every sum is exact: it is rounded to float16 alone, the same on all machines.
     """
 
     def __init__(self, rows: int, width: int):
         super().__init__(rows, width)
-        self.inputs["x"] = _randint(-31, 32, (rows, width)).float()
+        self.inputs["x"] = _randint(-3, 4, (rows, width)).float()
         self.layer = nn.Linear(width, width, bias=False)
         self.layer.weight = frozen.Parameter(_randint(-7, 8, (width, width)).float())
 
     @staticmethod
     def within() -> AbstractContextManager:
-        return _autocast("cpu", dtype=_bfloat16)
+        return _autocast("cpu", dtype=_float16)
 
     def run(self, checkpoint: Checkpoint, **inputs: Tensor) -> Any:
         return checkpoint(lambda x: x + self.layer(x), inputs["x"])
@@ -208,6 +208,15 @@ class Step:
         made = self.model.run(checkpoint, **self.inputs)
         self.outputs = list(made) if isinstance(made, list | tuple) else [made]
         return made
+
+    @property
+    def changed(self) -> list[str]:
+        """The inputs that need a gradient now, and did not before."""
+        return [
+            name
+            for name, tensor in self.inputs.items()
+            if tensor.requires_grad and name not in self.model.needs
+        ]
 
     @property
     def has_form(self) -> bool:

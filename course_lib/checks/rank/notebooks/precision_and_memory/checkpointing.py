@@ -27,14 +27,16 @@ class CheckpointReply:
     """The reply about a run.
 
     misfit: the outputs as text, if they do not have the agreed form; detached: whether the loss knows no
-    graph; missing: names of tensors that are not there, with zeros in their place; kept: bytes kept for
-    backward; forward, backward: the most alive in each; flops: of products, forward and backward.
+    graph; missing: names of tensors that are not there, with zeros in their place; changed: arguments that
+    need a gradient now, and did not before; kept: bytes kept for backward; forward, backward: the most alive
+    in each; flops: of products, forward and backward.
     """
 
     error: Place | None = None
     misfit: str = ""
     detached: bool = False
     missing: list[str] = field(default_factory=list)
+    changed: list[str] = field(default_factory=list)
     kept: Count | None = None
     forward: Count | None = None
     backward: Count | None = None
@@ -124,6 +126,7 @@ class CheckpointedStep:
             kind, shape = self.expects[others[0]]
             self.reply.misfit = f"{misfits[others[0]]} instead of {kind}{shape}"
         self.reply.missing += misfits
+        self.reply.changed = self.step.changed
         return {f"{self.name}.{name}": tensor for name, tensor in sent.items()}
 
 
