@@ -273,6 +273,22 @@ class Adam8bit(ByteStates):
 +        param.sub_(lr * mhat / (vhat.sqrt() + 1e-8))
 
 
+# %% wrong: no eps
+# is: slip
+# says: Add eps to the root of v, and begin with t = 1
+# base: what the wrong ones change
+-        param.sub_(lr * mhat / (vhat.sqrt() + group["eps"]))
++        param.sub_(lr * mhat / vhat.sqrt())
+
+
+# %% wrong: the first step is step 0
+# is: form
+# says: Add eps to the root of v, and begin with t = 1
+# base: what the wrong ones change
+-        t = state["step"] = state.get("step", 0) + 1
++        t = state["step"] = state.get("step", -1) + 1
+
+
 # %% wrong: one count of steps for all parameters
 # is: slip
 # says: All parameters share one count of steps

@@ -226,6 +226,75 @@ def round_to(x, exponent_bits, mantissa_bits, *, finite=False):
 +    if False:
 
 
+# %% wrong: the exponent of frexp less 2
+# is: slip
+# says: The mantissa has one bit too many
+# base: what the wrong ones change
+-    exponent = torch.frexp(x).exponent - 1
++    exponent = torch.frexp(x).exponent - 2
+
+
+# %% wrong: one bit of mantissa too many
+# is: slip
+# says: The mantissa has one bit too many
+# base: what the wrong ones change
+-    step = 2.0 ** (exponent.clamp(min=1 - bias) - mantissa_bits).double()
++    step = 2.0 ** (exponent.clamp(min=1 - bias) - (mantissa_bits + 1)).double()
+
+
+# %% wrong: subnormal numbers begin at 2^(2 - bias)
+# is: slip
+# says: Subnormal numbers begin a binade too high
+# base: what the wrong ones change
+-    step = 2.0 ** (exponent.clamp(min=1 - bias) - mantissa_bits).double()
++    step = 2.0 ** (exponent.clamp(min=2 - bias) - mantissa_bits).double()
+
+
+# %% wrong: x has one dimension alone
+# is: detail
+# says: must be real number, not list
+def round_to(x, exponent_bits, mantissa_bits, *, finite=False):
+    bias = 2 ** (exponent_bits - 1) - 1
+    largest = (2 - 2.0**-mantissa_bits) * 2.0**bias
+    if finite:
+        largest = (2 - 2.0 ** (1 - mantissa_bits)) * 2.0 ** (bias + 1)
+
+    def nearest(value):
+        if math.isnan(value):
+            return value
+        if math.isinf(value):
+            return math.copysign(largest if finite else math.inf, value)
+        step = 2.0 ** (max(math.frexp(value)[1] - 1, 1 - bias) - mantissa_bits)
+        near = math.copysign(round(value / step) * step, value)
+        return near if abs(near) <= largest else math.copysign(largest if finite else math.inf, value)
+
+    return torch.tensor([nearest(value) for value in x.tolist()], dtype=torch.float64)
+
+
+# %% wrong: the distance is in float32
+# is: detail
+# says: The distance was computed in float32
+# base: what the wrong ones change
+-    step = 2.0 ** (exponent.clamp(min=1 - bias) - mantissa_bits).double()
++    step = torch.exp2(exponent.clamp(min=1 - bias) - mantissa_bits)
+
+
+# %% wrong: a power of integers
+# is: form
+# says: Write 2.0 .. e.double
+# base: what the wrong ones change
+-    step = 2.0 ** (exponent.clamp(min=1 - bias) - mantissa_bits).double()
++    step = 2 ** (exponent.clamp(min=1 - bias) - mantissa_bits)
+
+
+# %% wrong: the logarithm rounded to nearest
+# is: slip
+# says: the logarithm of .x. rounded down
+# base: what the wrong ones change
+-    exponent = torch.frexp(x).exponent - 1
++    exponent = torch.log2(x.abs()).round()
+
+
 # %% right: integer arithmetic on the bits
 def round_to(x, exponent_bits, mantissa_bits, *, finite=False):
     bias = 2 ** (exponent_bits - 1) - 1

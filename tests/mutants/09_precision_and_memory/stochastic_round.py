@@ -50,12 +50,52 @@ def stochastic_round(x, generator=None):
     return torch.where(x.isfinite(), rounded + noise * step / 2, rounded)
 
 
+# %% wrong: noise of half a step
+# is: slip
+# says: The noise reaches only half of a step. Draw integers from 0 to 65,535
+# base: what the wrong ones change
+-    noise = torch.randint(0, 65536, x.shape, generator=generator, dtype=torch.int32)
++    noise = torch.randint(0, 32768, x.shape, generator=generator, dtype=torch.int32)
+
+
 # %% wrong: one draw for the whole tensor
 # is: slip
 # says: All elements took the same draw
 # base: what the wrong ones change
 -    noise = torch.randint(0, 65536, x.shape, generator=generator, dtype=torch.int32)
 +    noise = torch.randint(0, 65536, (1,), generator=generator, dtype=torch.int32)
+
+
+# %% wrong: one draw for each column
+# is: slip
+# says: the rows of x took the same draws
+# base: what the wrong ones change
+-    noise = torch.randint(0, 65536, x.shape, generator=generator, dtype=torch.int32)
++    noise = torch.randint(0, 65536, x.shape[-1:], generator=generator, dtype=torch.int32)
+
+
+# %% wrong: the upper half is not shifted back
+# is: form
+# says: the numbers are not near the numbers before rounding
+# base: what the wrong ones change
+-    rounded = ((bits + noise) & -65536).view(torch.float32)
++    rounded = ((bits + noise) >> 16).view(torch.float32)
+
+
+# %% wrong: the bits of negative numbers are cut off
+# is: slip
+# says: These numbers always go to the same neighbour, although others do not
+# base: what the wrong ones change
+-    rounded = ((bits + noise) & -65536).view(torch.float32)
++    rounded = (torch.where(x > 0, bits + noise, bits) & -65536).view(torch.float32)
+
+
+# %% wrong: the noise has 64 bits
+# is: form
+# says: torch.randint draws int64 unless you pass dtype=torch.int32
+# base: what the wrong ones change
+-    noise = torch.randint(0, 65536, x.shape, generator=generator, dtype=torch.int32)
++    noise = torch.randint(0, 65536, x.shape, generator=generator)
 
 
 # %% wrong: a coin
@@ -132,6 +172,15 @@ def stochastic_round(x, generator=None):
 -    noise = torch.randint(0, 65536, x.shape, generator=generator, dtype=torch.int32)
 +    generator = torch.Generator().manual_seed(0)
 +    noise = torch.randint(0, 65536, x.shape, generator=generator, dtype=torch.int32)
+
+
+# %% wrong: the default generator gets a seed
+# is: slip
+# says: default generator was changed, although another generator was passed
+# base: what the wrong ones change
+-    bits = x.view(torch.int32)
++    torch.manual_seed(0)
++    bits = x.view(torch.int32)
 
 
 # %% wrong: without a generator one with a seed of its own

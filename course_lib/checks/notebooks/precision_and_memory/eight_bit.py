@@ -21,6 +21,7 @@ from course_lib.checks.notebooks.precision_and_memory.eight_bit_rules import (
     CAST,
     FLOAT32,
     LOST,
+    NAN,
     OF_ADAMW,
     ROUNDING,
     SLACK,
@@ -140,6 +141,8 @@ def values_line(
             f"after step {k + 1} a parameter is wrong", torch.where(bad, actual, wanted), wanted
         )
         if bool(actual.isnan().any()):
+            if k == 0:  # no moment was stored before
+                return kit.wrong(said, NAN, cause=NAN)
             why = "A block of zeros was divided by its scale, but 0 / 0 is NaN. Divide by 1 instead."
             zeros = any(g is not None and bool((g == 0).any()) for g in run.gradients[i])
             return kit.wrong(said, why if zeros else "", cause=why)

@@ -22,6 +22,7 @@ LOST = (
     "After load_state_dict, the optimizer takes other steps. self.state[param] must hold everything a "
     "step reads: the codes and scales of both moments, and the count of steps."
 )
+NAN = "Something was divided by 0. Add eps to the root of v, and begin with t = 1, because 1 - beta^0 is 0."
 CAST = (
     "load_state_dict of torch.optim.Optimizer casts every state to the parameter's dtype, so the codes "
     "came back as float32. Derive from ByteStates, which leaves dtypes unchanged."

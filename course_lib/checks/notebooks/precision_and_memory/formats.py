@@ -119,6 +119,11 @@ def away(x: Tensor) -> Tensor:
     return torch.floor(x + 0.5)
 
 
+def binade(less: int) -> Callable[[Tensor], Tensor]:
+    """frexp's exponent and `less`; the binade's is 1 less."""
+    return lambda size: torch.frexp(size).exponent - less
+
+
 def upward(form: Form, sign: bool) -> Rounding:
     """Halves go towards +inf, those of negative numbers, too; sign: whether a zero has one."""
     positive, negative = variant(form, rounding=away), variant(form, rounding=lambda x: torch.ceil(x - 0.5))
@@ -150,7 +155,50 @@ def unsigned(form: Form) -> Rounding:
     return rounded
 
 
+def narrow(form: Form) -> Rounding:
+    """Right, but for numbers whose distance is beyond float32, and so infinite."""
+
+    def rounded(x: Tensor) -> Tensor:
+        beyond = torch.frexp(x).exponent - 1 - form.mantissa_bits > 127
+        return torch.where(beyond, float("nan"), form.nearest(x))
+
+    return rounded
+
+
+def integer(form: Form) -> Rounding:
+    """The distance as a power of the integer 2, which is an integer."""
+
+    def rounded(x: Tensor) -> Tensor:
+        step = 2 ** ((torch.frexp(x).exponent - 1).clamp(min=form.lowest) - form.mantissa_bits)
+        rounded = torch.round(x / step) * step
+        if form.finite:
+            return rounded.clamp(-form.largest, form.largest)
+        return torch.where(rounded.abs() > form.largest, torch.full_like(x, INFINITY).copysign(x), rounded)
+
+    return rounded
+
+
 HALVES = "Halves go up, as in floor(x + 0.5), but a tie must go to its even neighbour."
+DOWN = "Your function truncates, so half of all values are one step too small."
+UP = "Your function always rounds up, so half of all values are one step too large."
+COARSER = (
+    "The mantissa has one bit too few, because the exponent is one larger than that of the binade. (That of "
+    "frexp is, since its mantissa is between 1/2 and 1.)"
+)
+FINER = (
+    "The mantissa has one bit too many. The distance is 2^(e - mantissa_bits), where e is the exponent of "
+    "the binade, which is frexp's exponent minus 1."
+)
+ANOTHER = "The numbers belong to "
+EVERYWHERE = (DOWN, UP, COARSER, FINER, ANOTHER)  # such a mistake shows in ordinary numbers
+FLOOR = "The exponent of the binade is the logarithm of |x| rounded down, as by floor."
+INTEGER = (
+    "2 ** e of a tensor of integers is an integer, so the negative powers became 0. Write 2.0 ** e.double()."
+)
+NARROW = (
+    "The distance was computed in float32, and 1e300 is beyond it, so its distance became infinite. Compute "
+    "the distance in float64."
+)
 WHOLE = "The smallest normal number is 2^(1 - bias), and bias is 2^(exponent_bits - 1) - 1."
 
 
@@ -159,12 +207,9 @@ def slips(form: Form) -> dict[str, Rounding]:
     fine = 2.0**-form.mantissa_bits
 
     variants = {
-        "Your function truncates, so half of all values are one step too small.": variant(
-            form, rounding=torch.floor
-        ),
-        "Your function always rounds up, so half of all values are one step too large.": variant(
-            form, rounding=torch.ceil
-        ),
+        "-0 lost its sign, although -1e-30 rounds to -0.0.": variant(form, sign=False),
+        DOWN: variant(form, rounding=torch.floor),
+        UP: variant(form, rounding=torch.ceil),
         "Ties go away from zero instead of to even. In fp16, 1.00048828125 is halfway and rounds to 1.0.": (
             variant(form, rounding=away)
         ),
@@ -175,21 +220,22 @@ def slips(form: Form) -> dict[str, Rounding]:
         "Below the smallest normal number, the step goes on shrinking, but subnormal numbers have the "
         "step of the first binade.": variant(form, lowest=-3000),
         "Subnormal numbers begin a binade too low. " + WHOLE: variant(form, lowest=form.lowest - 1),
+        "Subnormal numbers begin a binade too high. " + WHOLE: variant(form, lowest=form.lowest + 1),
         "Your bias is 2^exponent_bits. " + WHOLE: variant(form, lowest=1 - 2**form.exponent_bits),
         "Subnormal numbers are missing. Below the smallest normal number, the step stays the same as in "
         "the first binade. And -1e-30 rounds to -0.0.": variant(form, flush=True, sign=False),
-        "-0 lost its sign, although -1e-30 rounds to -0.0.": variant(form, sign=False),
         "The number was rounded twice, first to float32, so a value next to a tie became the tie.": (
             lambda x: form.nearest(x.float().double())
         ),
-        "The mantissa has one bit too few. frexp's mantissa is between 1/2 and 1, so its exponent is one "
-        "larger than the exponent of a binade.": variant(
-            form, binade=lambda size: torch.frexp(size).exponent, lowest=form.lowest + 1
-        ),
-        "The mantissa has one bit too few. frexp's mantissa is between 1/2 and 1, so its exponent is one "
-        "larger than the exponent of the binade.": variant(
-            form, binade=lambda size: torch.frexp(size).exponent
-        ),
+        COARSER: variant(form, binade=binade(0), lowest=form.lowest + 1),
+        f"{COARSER} ": variant(form, binade=binade(0)),
+        FINER: variant(form, binade=binade(2)),
+        f"{FINER} ": variant(form, binade=binade(2), lowest=form.lowest - 1),
+        FLOOR: variant(form, binade=lambda size: size.log2().round()),
+        f"{FLOOR} ": variant(form, binade=lambda size: size.log2().trunc()),
+        f"{FLOOR}  ": variant(form, binade=torch.log2),
+        INTEGER: integer(form),
+        NARROW: narrow(form),
         "Your function never overflows. Beyond the largest number, return infinity, or the largest "
         "number with finite=True.": (
             variant(form, largest=INFINITY)
@@ -235,9 +281,7 @@ def slips(form: Form) -> dict[str, Rounding]:
             ),
         }
     others = {
-        f"The numbers belong to {other.name}. Use exponent_bits and mantissa_bits as they are passed.": (
-            other.nearest
-        )
+        f"{ANOTHER}{other.name}. Use exponent_bits and mantissa_bits as they are passed.": (other.nearest)
         for other in (FP16, E5M2, E4M3)
         if other.sizes != form.sizes
     }
@@ -310,7 +354,7 @@ def case(
         place = bounds[name]
 
         def judge(observed: kit.Observed) -> kit.Finding:
-            result = observed.tensors[0]["result"]
+            result = observed.tensors[0]["result"].flatten()
             off = ~same(result[place], right[place])
             if not bool(off.any()):
                 return kit.RIGHT
@@ -319,18 +363,20 @@ def case(
             return kit.wrong(sentence, because, cause=because)
 
         def why(result: Tensor, off: Tensor) -> str:
-            """The slip that gives all values found; or else all of the line's, wrong ones among them."""
-            for where in (slice(None), place):
-                for says in mistakes:
-                    if bool(same(result[where], mistaken(says)[where]).all()):
+            """The slip that gives all values found; or else all of the line's, wrong ones among them.
+
+            Few values agree by chance, so a slip of all numbers is told by all of the ordinary numbers.
+            """
+            for says in mistakes:
+                if bool(same(result, mistaken(says)).all()):
+                    return says.strip()
+            ordinary = name == "normal numbers"
+            local = [says for says in mistakes if not says.startswith(EVERYWHERE)]
+            for some, among in ((slice(None), mistakes if ordinary else local), (off, local)):
+                for says in among:
+                    if bool(same(result[place][some], mistaken(says)[place][some]).all()):
                         return says.strip()
-            return next(
-                (
-                    says.strip() for says in mistakes
-                    if bool(same(result[place][off], mistaken(says)[place][off]).all())
-                ),
-                "",
-            )  # fmt: skip
+            return ""
 
         return kit.Line(f"{form.name}: {name}", judge, share * weight, short=True)
 
@@ -343,7 +389,8 @@ def case(
     lines = [*(line(name, shares.get(name, 1.0)) for name in parts), *also(x)]
     kwargs = {"finite": {"value": True}} if form.finite else {}
     bits = (form.exponent_bits, form.mantissa_bits)
-    made = kit.side({"x": x}, returned=["x"], result=kit.Spec.of(x), extra=bits, kwargs=kwargs)
+    asked = x[None] if form.finite else x  # of two shapes, since x has any
+    made = kit.side({"x": asked}, returned=["x"], result=kit.Spec.of(asked), extra=bits, kwargs=kwargs)
     return kit.Case(form.name, [made], lines, alone=True)
 
 

@@ -32,6 +32,12 @@ SECOND = (
     "The noise is right, but .bfloat16() rounds a second time, to nearest. Clear the lower half of the "
     "bits before the cast."
 )
+SMALL = 2.0**-120  # there the numbers of bfloat16 are less than 1/32 apart, and below it not
+WIDE = (
+    "If int64 bits are viewed as float32, each number becomes two. torch.randint draws int64 unless you pass "
+    "dtype=torch.int32."
+)
+FAR = "the numbers are not near the numbers before rounding."
 NOISE = (
     "The noise must be less than one step and have one sign, so add from 0 to 65,535 of 65,536 parts to "
     "the magnitude."
@@ -55,6 +61,7 @@ class Rounded:
     weight: float = 1.0
     fractions: tuple[int, ...] = ()
     own: int = 0
+    own_draws: bool = False  # whether rows are asked for draws of their own
     trivial: bool = False
 
     @property
@@ -90,7 +97,8 @@ def out_of_form(reply: RoundingReply) -> kit.Finding | None:
     if reply.error is not None:
         error, text, where = reply.error
         said = kit.error_sentence("stochastic_round", error, text)
-        return kit.wrong(said, kit.at(where) if where else "", cause=f"{error} {where}")
+        why = WIDE if "size of tensor" in text and "must match" in text else ""
+        return kit.wrong(said, kit.at(where) if where else "", why, cause=f"{error} {where}")
     if reply.misfit:
         said = "stochastic_round does not return a tensor of x's shape"
         return kit.wrong(kit.Sentence(f"{said}: {reply.misfit}.", f"{said}."), cause="misfit")
@@ -165,6 +173,8 @@ def means(runs: Sequence[Rounded]) -> Callable[[Rounded, kit.Observed], kit.Find
 
     def judge(run: Rounded, observed: kit.Observed) -> kit.Finding:
         result = observed.tensors[0][run.name]
+        if far(run.x, result):
+            return kit.wrong(FAR, cause="neighbours")
         exact = run.fractions.index(0)
         if bool((result[exact] != run.x[exact]).any()):
             said = "a number moved up or down from an exact value of bfloat16."
@@ -174,7 +184,7 @@ def means(runs: Sequence[Rounded]) -> Callable[[Rounded, kit.Observed], kit.Find
             return kit.wrong("values are not one of the two neighbours.", cause="neighbours")
         off = counts.off(lambda p: p)
         if not off:
-            return kit.RIGHT
+            return shared(run, result) if run.own_draws else kit.RIGHT
         worst = max(off, key=lambda k: abs(counts.ups[k] - DRAWS * counts.fractions[k]))
         said = kit.Sentence(
             f"a number {counts.fractions[worst]:.4f} of the way to its upper neighbour went there in "
@@ -186,6 +196,19 @@ def means(runs: Sequence[Rounded]) -> Callable[[Rounded, kit.Observed], kit.Find
         return kit.wrong(said, why, misses_point=misses)
 
     return judge
+
+
+def shared(run: Rounded, result: Tensor) -> kit.Finding:
+    """Two rows that go up in every second draw: in half of the elements both do the same, by chance."""
+    rows = [run.fractions.index(fraction) for fraction in HALVES]
+    first, second = (result[row] == run.up[row] for row in rows)
+    if float((first == second).double().mean()) < 0.9:
+        return kit.RIGHT
+    return kit.wrong(
+        "the rows of x took the same draws.",
+        "Draw a random number for each element, so that the noise has x's shape.",
+        cause="shared",
+    )
 
 
 def why_moved(result: Tensor, x: Tensor) -> str:
@@ -200,6 +223,11 @@ def why_off(counts: Counts, every: Sequence[Counts], negative: bool) -> tuple[st
     def fits(wanted: Wanted) -> bool:
         return all(not each.off(wanted) for each in every)
 
+    if always_alike(counts) and not all(map(always_alike, every)):
+        return (
+            "These numbers always go to the same neighbour, although others do not. The probability must not "
+            "depend on a number's sign or size."
+        ), False
     if not counts.off(lambda p: 0.0):
         return (
             "Values always go down, because the lower half of the bits was cut off. The bias is -½ step."
@@ -228,13 +256,20 @@ def why_off(counts: Counts, every: Sequence[Counts], negative: bool) -> tuple[st
     return "The probability of going up must be the lower half of the bits divided by 65,536.", False
 
 
+def always_alike(counts: Counts) -> bool:
+    """Whether all numbers go down, or all go up."""
+    return not counts.off(lambda p: 0.0) or not counts.off(lambda p: 1.0)
+
+
 def to_nearest(counts: Counts) -> bool:
     """The half goes up in one run and down in another one: to the even neighbour of each run's number."""
     return any(not counts.off(wanted) for wanted in (lambda p: float(p > 0.5), lambda p: float(p >= 0.5)))
 
 
 EIGHT = "The noise has 8 bits, but the discarded half has 16."
+HALF = "The noise reaches only half of a step. Draw integers from 0 to 65,535."
 SHARES: dict[str, Wanted] = {
+    HALF: lambda p: max(0.0, 2 * p - 1),
     "The probabilities are exchanged, but a number near the lower neighbour should seldom go up.": lambda p: (
         1 - p
     ),
@@ -260,16 +295,23 @@ def stays(run: Rounded, observed: kit.Observed) -> kit.Finding:
     if not bool(result[nan].isnan().all()):
         return kit.wrong(
             "NaN became a number or an infinity.",
-            "Noise on NaN's bits carries into its exponent and its sign, so leave values that are not "
-            "finite as they are.",
+            "Noise on NaN's bits carries into its exponent and its sign, and no comparison with NaN is true. "
+            "Leave values that are not finite as they are.",
             cause="not finite",
         )
     exact = ~(infinite | nan)
     moved = int((result[exact] != x[exact]).sum())
+    if moved and far(x[exact], result[exact]):
+        return kit.wrong(FAR, cause="neighbours")
     if moved:
         said = f"{words.counted(moved, 'number')} moved up or down from an exact value of bfloat16."
         return kit.wrong(said, why_moved(result[exact], x[exact]), cause="exact")
     return kit.RIGHT
+
+
+def far(x: Tensor, result: Tensor) -> bool:
+    """Whether values are not even near to x, so that nothing follows from their noise."""
+    return not bool(((result - x).abs() <= x.abs() / 32 + SMALL).all())
 
 
 def generated(run: Rounded, observed: kit.Observed) -> kit.Finding:
@@ -277,7 +319,15 @@ def generated(run: Rounded, observed: kit.Observed) -> kit.Finding:
     result, again, other, drawn = (
         observed.tensors[0][f"{run.name}{key}"] for key in ("", ".again", ".other", ".drawn")
     )
+    if far(run.x, result):
+        return kit.wrong(FAR, cause="neighbours")
     untouched = torch.rand(DRAWN, generator=torch.Generator().manual_seed(run.own))
+    if torch.equal(result, again) and not torch.equal(result, other) and not torch.equal(drawn, untouched):
+        return kit.wrong(
+            "PyTorch's default generator was changed, although another generator was passed.",
+            "Draw only from the generator you are given, and set no seed of your own.",
+            cause="generator",
+        )
     if not torch.equal(result, again) or not torch.equal(drawn, untouched):
         return kit.wrong(
             "PyTorch's default generator was used."
@@ -298,6 +348,8 @@ def generated(run: Rounded, observed: kit.Observed) -> kit.Finding:
 def without(run: Rounded, observed: kit.Observed) -> kit.Finding:
     """Without a generator PyTorch's default one is used."""
     result, again, other = (observed.tensors[0][f"{run.name}{key}"] for key in ("", ".again", ".other"))
+    if far(run.x, result):
+        return kit.wrong(FAR, cause="neighbours")
     if torch.equal(result, other) or not torch.equal(result, again):
         return kit.wrong(
             "without a generator, the values do not follow torch.manual_seed.",
@@ -310,8 +362,8 @@ def without(run: Rounded, observed: kit.Observed) -> kit.Finding:
 def replicas(run: Rounded, observed: kit.Observed) -> kit.Finding:
     """Ranks with equal generators and default generators of their own have equal weights."""
     results = [tensors[run.name] for tensors in observed.tensors]
-    if bool(((results[0] - run.x).abs() > run.x.abs() / 32).any()):
-        return kit.wrong("the weights are not near the weights before rounding.", cause="neighbours")
+    if far(run.x, results[0]):
+        return kit.wrong(FAR, cause="neighbours")
     if all(bool((result == results[0]).all()) for result in results):
         return kit.RIGHT
     count = int((results[0] != results[1]).sum())
@@ -355,7 +407,8 @@ def scattered(draw: kit.Draw, count: int) -> Tensor:
     return torch.cat([size.float(), beyond, -beyond])
 
 
-FRACTIONS = (0, 1, 257, 16_384, 32_600, 32_767, 32_768, 32_900, 49_152, 65_279, 65_535)
+HALVES = 32_767, 32_768
+FRACTIONS = (0, 1, 257, 16_384, 32_600, *HALVES, 32_900, 49_152, 65_279, 65_535)
 
 
 def rows_of(draw: kit.Draw, name: str, title: str, start: int, weight: float) -> Rounded:
@@ -400,7 +453,7 @@ def stochastic_round(draw: kit.Draw) -> Iterator[kit.Case]:
         "one rank",
         [
             first,
-            rows_of(draw, "positive", "between 1 and 2: the mean", ONE + near, 3.0),
+            replace(rows_of(draw, "positive", "between 1 and 2: the mean", ONE + near, 3.0), own_draws=True),
             rows_of(draw, "negative", "negative numbers: the mean", ONE + near + MINUS, 1.5),
             rows_of(draw, "tiny", "subnormal numbers: the mean", TINY, 0.5),
             kept,
