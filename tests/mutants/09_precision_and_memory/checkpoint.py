@@ -202,6 +202,14 @@ def checkpoint(function, *args):
 +        with torch.enable_grad(), torch.autocast("cpu", enabled=enabled):
 
 
+# %% wrong: the second run is under autocast, whatever forward was
+# is: slip
+# says: as if the second run was under autocast although forward was not
+# base: a Function, arguments kept
+-        with torch.enable_grad(), torch.autocast("cpu", dtype=dtype, enabled=enabled):
++        with torch.enable_grad(), torch.autocast("cpu", dtype=dtype):
+
+
 # %% wrong: the caller's arguments need a gradient afterwards
 # is: slip
 # says: needs a gradient after the call

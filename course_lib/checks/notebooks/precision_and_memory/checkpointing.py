@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from course_lib.checks import kit, words
@@ -10,7 +11,7 @@ from course_lib.checks.notebooks.precision_and_memory.recomputing import (
     Expected,
     Judge,
     Reply,
-    line,
+    line_beside,
     of_arguments,
     of_weights,
     stream,
@@ -188,6 +189,7 @@ def work(run: Expected, reply: Reply) -> kit.Finding:
 def checkpoint(draw: kit.Draw) -> Iterator[kit.Case]:
     """Small functions in which each mistake shows, blocks whose kept bytes count, and a deep function."""
     made = runs(draw)
+    line = partial(line_beside, made["block"])
     lines = [
         line("two blocks: the input's gradient", made["block"], of_arguments, 0.5),
         line("two blocks: the weights' gradients", made["block"], of_weights, 0.5),

@@ -19,6 +19,7 @@ from course_lib.checks import kit, words
 from course_lib.checks.rank.notebooks.precision_and_memory.checkpointed import plain_step
 from course_lib.checks.rank.notebooks.precision_and_memory.checkpointing import CheckpointReply, CheckpointRun
 
+ROUNDED = 0.03  # of a gradient's largest element: less is off if numbers have 8 or 11 bits
 EQUAL = 3e-5  # of a gradient's largest element; sums of several terms may be added in another order
 GRAPH = (
     "Backward runs without a graph, so nothing gets a gradient unless you open one with torch.enable_grad()."
@@ -55,6 +56,10 @@ ARGUMENT_TWICE = (
 DTYPES = (
     "The second run was in another dtype, because backward is outside of autocast. Keep in forward whether "
     "autocast is on, and its dtype, and enter it again in backward."
+)
+CASTS = (
+    "The gradients are right but for rounding, as if the second run was under autocast although forward was "
+    "not. Enter autocast with enabled= as it was in forward."
 )
 CALLERS = (
     "Without a checkpoint, it needs none. Give the Function one more argument that needs a gradient, such as "
@@ -109,13 +114,14 @@ class Reply:
     """The reply to a run: the rank's words about it, and its tensors.
 
     graphless: whether neither arguments nor weights got a gradient in the first run; weightless: whether
-    weights got none there.
+    weights got none there; rounded: whether its gradients there are right but for rounding to 16 bits.
     """
 
     reported: CheckpointReply
     tensors: Tensors
     graphless: bool
     weightless: bool
+    rounded: bool
 
     def off(self, run: Expected, names: Sequence[str]) -> dict[str, float]:
         """The tensors that differ from those of `run` by more than rounding, and by how much."""
@@ -130,14 +136,18 @@ class Reply:
 # ---- lines
 
 
-def line(title: str, run: Expected, judge: Judge, weight: float = 1.0, aspect: str = "value") -> kit.Line:
-    """judge: of (what is right, the reply), if no error was raised."""
+def line_beside(
+    block: Expected, title: str, run: Expected, judge: Judge, weight: float = 1.0, aspect: str = "value"
+) -> kit.Line:
+    """judge: of (what is right, the reply), if no error was raised. block: the run of two blocks."""
 
     def judge_reply(observed: kit.Observed) -> kit.Finding:
         prefix = f"{run.name}."
         tensors = {name: observed.tensors[0][prefix + name] for name in run.tensors}
         replies = observed.values[0]
-        reply = Reply(replies[run.name], tensors, graphless(replies), weightless(replies))
+        reply = Reply(
+            replies[run.name], tensors, graphless(replies), weightless(replies), rounded(block, observed)
+        )
         if reply.reported.error is not None:
             return raised(*reply.reported.error)
         if reply.reported.misfit:
@@ -199,6 +209,16 @@ def raised(error: str = "", text: str = "", where: str = "") -> kit.Finding:
     return kit.wrong(said, kit.at(where) if where else "", why, cause=why or f"{error} {where}")
 
 
+def rounded(block: Expected, observed: kit.Observed) -> bool:
+    """Whether gradients of the two blocks are off, and all of them by no more than rounding."""
+    most = 0.0
+    for name, wanted in block.tensors.items():
+        if name.startswith(GRADIENT):
+            off = (observed.tensors[0][f"{block.name}.{name}"].double() - wanted.double()).abs().max()
+            most = max(most, float(off / wanted.double().abs().max()))
+    return EQUAL < most < ROUNDED
+
+
 def of_weight(name: str) -> bool:
     """Whether a gradient's name is that of a weight, such as "layer.weight"; arguments have no dot."""
     return "." in name.removeprefix(GRADIENT)
@@ -236,6 +256,8 @@ def differing(run: Expected, reply: Reply, off: Mapping[str, float]) -> kit.Find
     """The gradients `off` are not those without a checkpoint."""
     if run.kind == "block" and GRADIENT + "x" in reply.reported.missing:
         return kit.wrong(RETURNED, cause=RETURNED)
+    if reply.rounded and run.kind != "autocast":
+        return kit.wrong(CASTS, cause=CASTS) if run.name == "block" else kit.RIGHT
     name = max(off, key=off.__getitem__)
     by = words.number(off[name])
     why = why_off(run, reply, list(off))
