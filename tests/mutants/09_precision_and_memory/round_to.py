@@ -73,7 +73,7 @@ def round_to(x, exponent_bits, mantissa_bits, *, finite=False):
 
 # %% wrong: the exponent of frexp as it is
 # is: slip
-# says: frexp's mantissa is between 1/2 and 1
+# says: That of frexp is, since its mantissa is between 1/2 and 1
 # base: what the wrong ones change
 -    exponent = torch.frexp(x).exponent - 1
 +    exponent = torch.frexp(x).exponent
@@ -232,14 +232,6 @@ def round_to(x, exponent_bits, mantissa_bits, *, finite=False):
 # base: what the wrong ones change
 -    exponent = torch.frexp(x).exponent - 1
 +    exponent = torch.frexp(x).exponent - 2
-
-
-# %% wrong: one bit of mantissa too many
-# is: slip
-# says: The mantissa has one bit too many
-# base: what the wrong ones change
--    step = 2.0 ** (exponent.clamp(min=1 - bias) - mantissa_bits).double()
-+    step = 2.0 ** (exponent.clamp(min=1 - bias) - (mantissa_bits + 1)).double()
 
 
 # %% wrong: subnormal numbers begin at 2^(2 - bias)

@@ -82,7 +82,8 @@ class Rule:
         self, start: Tensor, gradients: Sequence[Tensor | None], settings: Mapping[str, Any]
     ) -> JudgedSteps:
         """The parameter after each step, in float64, and which elements are judged there."""
-        (beta1, beta2), lr, eps = settings["betas"], settings["lr"], self.eps or settings["eps"]
+        (beta1, beta2), lr = settings["betas"], settings["lr"]
+        eps = settings["eps"] if self.eps is None else self.eps
         decay = settings["weight_decay"]
         shrink = {"decoupled": lr * decay, "without lr": decay}.get(self.decay, 0.0)
         w = start.double()
@@ -188,7 +189,13 @@ OF_ADAMW = (
         "weight_decay was not used. Add w *= 1 - lr * weight_decay.", lambda rule: replace(rule, decay="none")
     ),
     kit.Slip("eps is inside the root. Use sqrt(v) + eps instead.", lambda rule: replace(rule, inside=True)),
-    kit.Slip("eps was not used. Divide by sqrt(v) + group['eps'].", lambda rule: replace(rule, eps=1e-8)),
+    *(
+        kit.Slip(
+            "eps was not used. Divide by sqrt(v) + group['eps'].",
+            lambda rule, eps=eps: replace(rule, eps=eps),
+        )
+        for eps in (1e-8, 0.0)
+    ),
     kit.Slip(
         "All parameters share one count of steps, but each needs its own in self.state[param]['step'].",
         lambda rule: replace(rule, counted=True),

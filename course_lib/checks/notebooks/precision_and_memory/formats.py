@@ -370,7 +370,7 @@ def case(
             for says in mistakes:
                 if bool(same(result, mistaken(says)).all()):
                     return says.strip()
-            ordinary = name == "normal numbers"
+            ordinary = name in ("numbers of the format", "normal numbers")
             local = [says for says in mistakes if not says.startswith(EVERYWHERE)]
             for some, among in ((slice(None), mistakes if ordinary else local), (off, local)):
                 for says in among:
