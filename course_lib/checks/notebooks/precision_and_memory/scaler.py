@@ -62,7 +62,7 @@ def judge_script(script: Script, observed: kit.Observed, scripts: Sequence[Scrip
     )
     says, mistake = next(everywhere, made[0])
     if script.ranks > 1 and mistake.sees not in ("all", "none"):
-        return kit.RIGHT  # the ranks agree; what a rank sees is judged by the lines of one rank
+        return kit.RIGHT  # the ranks agree; the lines of one rank judge its findings
     why = says.replace("{scale}", words.number(script.options.scale))
     alone = mistake.agree not in ("any", "world", "single")
     return kit.wrong(said, why, cause=says, misses_point=alone)

@@ -20,7 +20,7 @@ from course_lib.checks.kit import functions
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 ENDS = {E4M3: 448.0, E5M2: 57344.0}
 ROUNDING, LEAST = 1e-6, 1.5e-45  # of a scale; a step of float32's subnormal numbers
-FAR = 1e9  # times a scale: what a constant in its place is at least
+FAR = 1e9  # times a scale; a constant in its place is more
 NEAR = 4e-6  # of an element: x / scale is rounded in float32 before the cast
 ZEROS = "A block of zeros was divided by its scale, but 0 / 0 is NaN. Give this block the scale 1."
 FROM_AMAX = "scale = the block's largest magnitude / the format's largest number."
