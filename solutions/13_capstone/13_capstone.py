@@ -247,8 +247,8 @@ page.add("tokens/s of this machine", speeds, by="your distribute" if speeds else
 
 # %% [markdown]
 # The three losses agree up to rounding. On two idle cores, DDP trains about one and a half times as many
-# tokens per second as one rank. FSDP is slower than one rank, because this model is small and FSDP sends one
-# and a half times as many bytes as DDP, in many small messages.
+# tokens per second as one rank. FSDP gains less, and can even be slower than one rank, because this model is
+# small and FSDP sends one and a half times as many bytes as DDP, in many small messages.
 #
 # **In production.** `accelerate`, Lightning and torchtitan call these two classes for you. The line
 # `GPT(MODEL)` allocates CPU memory for the whole model, and `.to` then needs as much GPU memory. A large
