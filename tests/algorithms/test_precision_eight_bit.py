@@ -120,7 +120,9 @@ def test_the_first_step_and_small_parameters_are_adamws(seed: int) -> None:
         for a, b in pairs if step == 0 else pairs[1:2]:
             assert torch.allclose(a, b, rtol=1e-5, atol=1e-6)
     assert not torch.allclose(ours[0], theirs[0], rtol=1e-5, atol=1e-6)  # 8 bits lie between
-    assert (ours[0] - theirs[0]).abs().max() < 1e-2
+    assert (
+        ours[0] - theirs[0]
+    ).abs().max() < 2e-2  # two steps of the four at lr, whatever was drawn
     assert optimizer.state[ours[1]]["m"].dtype == torch.float32
     assert optimizer.state[ours[2]]["m"].dtype == torch.uint8  # 4,096 elements are enough
 

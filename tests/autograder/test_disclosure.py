@@ -216,9 +216,9 @@ def findings() -> Iterator[tuple[str, Finding]]:
     yield "hello() returned something else", said_hello(0)(seen_of(SECRET))
     yield "but hello() does not give that", said_hello(0)(seen_of([SECRET, NUMBER, SECRET]))
     wanted = torch.arange(4.0)
-    for value in (SECRET, {"other": SECRET}):
+    for value in (SECRET, {"other": SECRET}, {"tensor": [NUMBER], "shape": NUMBER}):
         yield "did not return a tensor with all results", collected(wanted, (2, 2))(seen_of(value))
-    many = {"tensor": [NUMBER] * 5}
+    many = {"tensor": [NUMBER] * 5, "shape": [5]}
     yield "more numbers than were computed, and some", collected(wanted, (2, 2))(seen_of(many))
     mean = mean_judge([torch.tensor([float(NUMBER)])])
     yield "the mean on rank 0 is wrong.", mean(seen_of(None, torch.tensor(NUMBER + 3.0)))

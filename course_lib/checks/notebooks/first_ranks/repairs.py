@@ -142,8 +142,8 @@ def collected(wanted: torch.Tensor, lengths: Sequence[int]) -> Callable[[kit.Obs
                 cause="others",
             )
         result = observed.values[0].result
-        got = result.get("tensor") if isinstance(result, dict) else None
-        if not isinstance(got, list):
+        got, shape = (result.get(key) if isinstance(result, dict) else None for key in ("tensor", "shape"))
+        if not (isinstance(got, list) and isinstance(shape, list)):
             return kit.wrong(
                 kit.Sentence(
                     f"rank 0 returned {kind_of(result)}, but a tensor with all {words.number(len(right))} "
@@ -153,8 +153,8 @@ def collected(wanted: torch.Tensor, lengths: Sequence[int]) -> Callable[[kit.Obs
                 "Join the parts with torch.cat and return them on rank 0.",
                 cause="kind",
             )
-        if result["shape"] != [len(got)]:
-            dimensions = words.counted(len(result["shape"]), "dimension")
+        if shape != [len(got)]:
+            dimensions = words.counted(len(shape), "dimension")
             expected = "but a tensor with one dimension is expected."
             said = kit.Sentence(
                 f"rank 0 returned a tensor with {dimensions}, {expected}",

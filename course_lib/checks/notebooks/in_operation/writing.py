@@ -31,10 +31,8 @@ FIRST_LIST = (
     "Every rank was taken to hold rank 0's list. But ranks can hold different pieces, so look for a piece in "
     "the list of each rank."
 )
-NOT_HELD = (
-    "Another piece is written twice instead. An index counts the pieces of the rank that writes, so give "
-    "each piece to a rank that holds it."
-)
+OWN_PIECES = "An index counts the pieces of the rank that writes, so give each piece to a rank that holds it."
+NOT_HELD = f"Another piece is written twice instead. {OWN_PIECES}"
 BY_BOX = (
     "A box was taken for a piece. Tensors of the same shape have equal boxes, so a piece is its name and "
     "its box."
@@ -117,7 +115,7 @@ def plan_of(held: Held, answer: WriteAnswer) -> list[list[int]] | kit.Finding:
                 f"rank {rank} writes piece {beyond[0]}, which it does not hold.",
                 "a rank writes what it does not hold.",
             )
-            return kit.wrong(said, "An index counts the rank's own pieces.", cause="index")
+            return kit.wrong(said, OWN_PIECES, cause="index")
     return answer.plan
 
 
@@ -201,7 +199,9 @@ def write_plan(draw: kit.Draw) -> Iterator[kit.Case]:
     sizes = [large(), large(), small(), small()]
     left, right = pieces(*sizes, box=[(0, 8), (0, 3)]), pieces(*sizes, box=[(0, 8), (3, 6)])
     # In another order: so the numbers of a plan tell whether it was made from rank 0's list, or by names.
-    cut = Held((left, (*right[1:], right[0])), ((0, 1), (2, 3)))
+    # The largest piece is only on the last two ranks: a rank without pieces does not have it by chance.
+    alone = ("alone", [(0, 5), (0, 2)], large() + 200)
+    cut = Held((left, (*right[1:], right[0], alone)), ((0, 1), (2, 3)))
     adjacent = Held((pieces(large(), a, large() + 200, b),), ((0, 1),))
     rows = [
         ([four, last], once, "replicas: each piece once", 1.0),
@@ -212,10 +212,10 @@ def write_plan(draw: kit.Draw) -> Iterator[kit.Case]:
     ]
     yield case("plans", rows)
     if draw.hidden:
-        alone = Held((pieces(large(), small()),), ((0,),))
+        single = Held((pieces(large(), small()),), ((0,),))
         shards = Held(tuple(pieces(large(), box=[(k, k + 1)]) for k in range(3)), ((0,), (1,), (2,)))
         other = Held((pieces(small(), large(), large(), large(), small()),), ((0, 1, 2),))
-        more = [([alone, shards], once, "nothing to choose", 0.5), ([other], spread, "three ranks", 0.5)]
+        more = [([single, shards], once, "nothing to choose", 0.5), ([other], spread, "three ranks", 0.5)]
         yield case("other plans", more, hidden=True)
 
 
