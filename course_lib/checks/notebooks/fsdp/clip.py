@@ -54,6 +54,16 @@ class Pieces:
     def norm(self) -> float:
         return sum(sum(self.squares(rank)) for rank in self.group(0)) ** 0.5
 
+    def is_right_by_chance(self) -> bool:
+        """Whether squares in the gradients' bfloat16, or also their sum and its root, give the right norm."""
+        if self.dtype != torch.bfloat16:
+            return False
+        squares = [[grad.bfloat16().square().sum() for grad in self.grads[k] if grad is not None]
+                   for k in self.group(0)]  # fmt: skip
+        narrow = sum(float(square) for of_rank in squares for square in of_rank) ** 0.5
+        narrower = float(torch.stack([sum(of_ranks) for of_ranks in zip(*squares, strict=True)]).sum().sqrt())
+        return any(abs(norm / self.norm - 1) < 3 * ROUNDING for norm in (narrow, narrower))
+
     def norms(self, rank: int) -> dict[str, float]:
         """The sentence for each mistake, and the norm that the mistake gives."""
         over = [self.squares(member) for member in self.group(rank)]
@@ -291,8 +301,13 @@ def case(
         scale = 1 + rank if share else 0
         return scale * draw.normal(0 if empty else size).to(dtype).double()
 
-    whole = [[drawn(rank, i, size) for i, size in enumerate(sizes)] for rank in range(n)]
-    bare = Pieces(whole * replicas, 1.0, replicas, dtype)
+    def shards() -> Pieces:
+        whole = [[drawn(rank, i, size) for i, size in enumerate(sizes)] for rank in range(n)]
+        return Pieces(whole * replicas, 1.0, replicas, dtype)
+
+    bare = shards()
+    while bare.is_right_by_chance():
+        bare = shards()
     pieces = Pieces(bare.grads, round(share * bare.norm, 3) or 1.0, replicas, dtype)
     lines = [norm_line(pieces, title, weight), scaled_line(pieces, title, weight)]
     lines += [traffic_line(pieces, title)] if traffic else []
