@@ -58,10 +58,12 @@ class Pieces:
         """Whether squares in the gradients' bfloat16, or also their sum and its root, give the right norm."""
         if self.dtype != torch.bfloat16:
             return False
-        squares = [[grad.bfloat16().square().sum() for grad in self.grads[k] if grad is not None]
-                   for k in self.group(0)]  # fmt: skip
-        narrow = sum(float(square) for of_rank in squares for square in of_rank) ** 0.5
-        narrower = float(torch.stack([sum(of_ranks) for of_ranks in zip(*squares, strict=True)]).sum().sqrt())
+        squares = [
+            torch.stack([grad.bfloat16().square().sum() for grad in self.grads[k] if grad is not None])
+            for k in self.group(0)
+        ]
+        narrow = float(torch.stack(squares).double().sum()) ** 0.5
+        narrower = float(torch.stack(squares).sum(0).sum().sqrt())
         return any(abs(norm / self.norm - 1) < 3 * ROUNDING for norm in (narrow, narrower))
 
     def norms(self, rank: int) -> dict[str, float]:
