@@ -120,9 +120,9 @@ def test_the_first_step_and_small_parameters_are_adamws(seed: int) -> None:
         for a, b in pairs if step == 0 else pairs[1:2]:
             assert torch.allclose(a, b, rtol=1e-5, atol=1e-6)
     assert not torch.allclose(ours[0], theirs[0], rtol=1e-5, atol=1e-6)  # 8 bits lie between
-    assert (
-        ours[0] - theirs[0]
-    ).abs().max() < 2e-2  # two steps of the four at lr, whatever was drawn
+    apart = (ours[0] - theirs[0]).abs()
+    assert apart.square().mean().sqrt() < 5e-4  # of steps of 1e-2; 60 draws made 2.6e-4 to 3.0e-4
+    assert apart.max() < 2e-2  # a single element can come to a step: one draw of 61 made 1.01e-2
     assert optimizer.state[ours[1]]["m"].dtype == torch.float32
     assert optimizer.state[ours[2]]["m"].dtype == torch.uint8  # 4,096 elements are enough
 
